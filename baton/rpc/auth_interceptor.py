@@ -1,8 +1,11 @@
 """Authenticates and parses every call of a worker's gRPC server before a servicer sees it; translates its errors.
 
 `start_server` creates it. It checks the header of the call token before the request is read, the request against the
-token, and the incarnation that the request names. Every method of every service is guarded alike. Log lines of a
-servicer carry the ids from the call's metadata.
+token, and the incarnation that the request names. Every method of every service of ours is guarded alike. Log lines of
+a servicer carry the ids from the call's metadata.
+
+Health checks need no token: probes have none. So their requests are not read, and cost no memory: the answer to all is
+the state of the worker. Reflection, a stream of requests, is served in an open cluster only.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from baton.domain.ids import Incarnation
 from baton.rpc import codec
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallToken, CallTokenFault, CallTokenVerifier
 from baton.rpc.incarnation_check import check_incarnation
-from baton.rpc.request_budget import RequestBudget, max_request_bytes
+from baton.rpc.request_budget import REFLECTION_METHOD, RequestBudget, max_request_bytes
 from baton.rpc.request_metadata import log_fields
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 BUDGET_RETRY_S = 1.0
+
+HEALTH_METHODS = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch"))
 
 _REASONS = {
     CallTokenFault.MISSING: "the call carries no token: the caller has no cluster secret, this worker has one",
@@ -99,12 +104,16 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(details)
             if handler is None:  # not cached: names of missing methods are unbounded
                 return None
-            if handler.request_streaming:
+            if handler.request_streaming and not (self._rules.open and method == REFLECTION_METHOD):
                 raise NotImplementedError(f"{method}: a stream of requests cannot carry call tokens")
             self._handlers[method] = handler
+        if method in HEALTH_METHODS:
+            return _unread(handler)
         token = self._admit(method, details.invocation_metadata or ())
         if isinstance(token, Fault):
             return self._refusal(token, method)
+        if handler.request_streaming:
+            return handler
         return self._guard(method, handler, token)
 
     def _admit(self, method: str, metadata: Any) -> CallToken | Fault | None:
@@ -181,6 +190,21 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(fault, Malformed):
             await codec.abort(context, _ERRORS[fault])
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, rejected.why)
+
+
+def _unread(handler: Any) -> Any:
+    """Wraps the handler of a health check so that it gets an empty request: the one that was sent stays unread."""
+
+    async def serve(bodies: object, context: Context) -> AsyncGenerator[Any, None]:
+        request = handler.request_deserializer(b"")
+        if not handler.response_streaming:
+            yield await handler.unary_unary(request, context)
+            return
+        async with aclosing(handler.unary_stream(request, context)) as events:
+            async for event in events:
+                yield event
+
+    return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
 
 def _call_token(metadata: Any) -> bytes | None:

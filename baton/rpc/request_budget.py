@@ -12,14 +12,15 @@ MAX_CONTROL_BYTES = 256 * 1024
 MAX_OPEN_BYTES = 256 * 1024 * 1024
 """Requests of all open calls together."""
 
-_PROMPT_METHODS = frozenset(
+REFLECTION_METHOD = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+_LARGE_METHODS = frozenset(
     f"/baton.v1.{name}" for name in ("Prefill/Prefill", "Decode/Generate", "Decode/Reserve", "Handoff/OpenExport")
-)
+) | {REFLECTION_METHOD}  # a stream, whose requests are not checked before gRPC has read them
 
 
 def max_request_bytes(method: str) -> int:
     """Longest request of a method, named `/package.Service/Name`."""
-    return MAX_PROMPT_BYTES if method in _PROMPT_METHODS else MAX_CONTROL_BYTES
+    return MAX_PROMPT_BYTES if method in _LARGE_METHODS else MAX_CONTROL_BYTES
 
 
 class RequestBudget:

@@ -43,6 +43,7 @@ from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
+from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
@@ -189,6 +190,9 @@ class _Worker:
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
         )
+        health = WorkerHealth(self._lifecycle, lambda: bool(self._links.up()))
+        services = ("baton.v1.Decode", "baton.v1.Handoff", "baton.v1.Worker")
+        add_standard_services(server, health, self._trust, services)
         if self._sources:
             handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)

@@ -37,6 +37,7 @@ from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
@@ -191,6 +192,9 @@ class _Worker:
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
         )
+        health = WorkerHealth(self._lifecycle)
+        services = ("baton.v1.Prefill", "baton.v1.Handoff", "baton.v1.Worker")
+        add_standard_services(server, health, self._trust, services)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)

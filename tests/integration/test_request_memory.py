@@ -42,13 +42,13 @@ class PeakMemory:
         return self.peak - self.first
 
 
-async def flood(address: str, num_calls: int) -> list[grpc.StatusCode]:
+async def flood(address: str, num_calls: int, method: str = "/baton.v1.Prefill/Prefill") -> list[grpc.StatusCode]:
     """Calls with large requests and no call token, all at once."""
     body = b"\x0a" + bytes(NUM_BYTES)
 
     async def call(channel: Any) -> grpc.StatusCode:
         try:
-            async for _ in channel.unary_stream("/baton.v1.Prefill/Prefill")(body, timeout=DEADLINE_S):
+            async for _ in channel.unary_stream(method)(body, timeout=DEADLINE_S):
                 pass
         except grpc.aio.AioRpcError as error:
             return error.code()
@@ -66,8 +66,10 @@ def test_large_requests_without_a_token_cost_no_memory(tmp_path: Path) -> None:
         prefill = up.processes["prefill-0"]
         up.complete("The conductor hands over the baton", max_tokens=4)
         memory = PeakMemory(prefill.popen.pid)
+        checks = asyncio.run(flood(f"127.0.0.1:{prefill.port}", NUM_CALLS, "/grpc.health.v1.Health/Check"))
         statuses = asyncio.run(flood(f"127.0.0.1:{prefill.port}", NUM_CALLS))
         growth = memory.growth()
+        assert set(checks) == {grpc.StatusCode.OK}
         assert set(statuses) == {grpc.StatusCode.UNAUTHENTICATED}
         assert growth < MAX_GROWTH_BYTES
         eventually(lambda: up.metric("prefill-0", "baton_rejected_calls_total") == NUM_CALLS, 10.0, "all are counted")

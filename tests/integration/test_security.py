@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import Redis
 
 from baton.domain.ids import Incarnation
@@ -88,6 +89,15 @@ def refusal(secured: SecuredCluster, trust: ClusterTrust) -> tuple[grpc.StatusCo
     return refused.value.code(), str(refused.value.details())
 
 
+def health(secured: SecuredCluster, worker: Process) -> int:
+    """What a probe hears that has a certificate, and no secret."""
+    trust = secured.trust(None, secured.authority.issue("probe"))
+    with open_sync_channel(f"127.0.0.1:{worker.port}", trust, ()) as channel:
+        return int(
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S).status
+        )
+
+
 def test_workers_with_secret_and_certificate_move_pages_over_tls(secured: SecuredCluster) -> None:
     cluster = secured.cluster
     answer = cluster.complete("The conductor hands over the baton", max_tokens=8, ignore_eos=True)
@@ -96,6 +106,7 @@ def test_workers_with_secret_and_certificate_move_pages_over_tls(secured: Secure
     assert cluster.tokens_recomputed == 0
     assert list(links_in(cluster.processes["decode-0"].log.read_text())) == ["stream"]
     for process in cluster.workers():
+        assert health(secured, process) == health_pb2.HealthCheckResponse.SERVING
         assert cluster.metric(process.name, "baton_rejected_calls_total") == 0
     cluster.wait_pages_free(5.0)
 
@@ -182,6 +193,7 @@ def test_processes_with_another_secret_stay_outside_with_a_reason(secured: Secur
     assert why in decode.log.read_text()
     assert "worker_untrusted" in router.log.read_text()
     assert cluster.metric("decode-1", "baton_link_state") == 0
+    assert health(secured, decode) == health_pb2.HealthCheckResponse.NOT_SERVING
     before = cluster.metric("decode-1", "baton_prompt_tokens_total")
     for n in range(4):
         cluster.complete(f"Request number {n}", max_tokens=2)

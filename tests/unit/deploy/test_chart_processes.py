@@ -170,7 +170,7 @@ def test_every_probe_of_a_worker_is_answered(service):
     workload = services(render())[service]
     requests = [probe["httpGet"] for probe in probes(workload) if "httpGet" in probe]
     assert {request["port"] for request in requests} == {"metrics"}
-    assert container(workload)["readinessProbe"]["tcpSocket"]["port"] == "grpc"
+    assert container(workload)["readinessProbe"]["grpc"] == {"port": ports(workload)["grpc"]}
     server = start_metrics_server("127.0.0.1", 0)
     try:
         for request in requests:
@@ -179,6 +179,11 @@ def test_every_probe_of_a_worker_is_answered(service):
                 assert reply.status == 200
     finally:
         server.close()
+
+
+def test_a_worker_with_certificates_has_no_grpc_probe():
+    workload = services(render("values.yaml", "--set", "tls.existingSecret=certificates"))["decode"]
+    assert container(workload)["readinessProbe"]["tcpSocket"] == {"port": "grpc"}
 
 
 def test_a_worker_has_the_time_to_load_its_model():

@@ -76,8 +76,13 @@ spec:
             httpGet: {path: /metrics, port: metrics}
             periodSeconds: 5
             failureThreshold: {{ div (add (int .of.startupTimeoutS) 4) 5 }}
+          # Not ready while it drains, and decode while it has no link. Kubernetes has no gRPC probe over TLS.
           readinessProbe:
+            {{- if .root.Values.tls.existingSecret }}
             tcpSocket: {port: grpc}
+            {{- else }}
+            grpc: {port: {{ .port }}}
+            {{- end }}
             periodSeconds: 5
           livenessProbe:
             httpGet: {path: /metrics, port: metrics}
