@@ -18,7 +18,7 @@ def _lines(result: RunResult, max_lines: int) -> Iterator[str]:
     scenario, violation = result.scenario, result.violation
     yield f"seed {scenario.seed}: {violation or 'no violation'}"
     yield f"  {', '.join((*scenario.routers, *scenario.prefills, *scenario.decodes))}; digests {scenario.digests}"
-    yield f"  eviction {scenario.eviction.value}, prefill {scenario.prefill_policy.value}"
+    yield f"  eviction {scenario.eviction.value}, prefill {scenario.prefill_policy.value}, equal {scenario.equal_steps}"
     yield f"  prefilling for themselves: {', '.join(scenario.local_prefill_workers) or 'nobody'}"
     yield f"  {scenario.noise}"
     yield from (f"  fault  {fault}" for fault in scenario.faults)

@@ -116,7 +116,7 @@ class Scenario:
 
     The first `num_local_prefill` decode workers prefill for themselves too, perhaps without any prefill worker.
     `gives_pages`: all workers give cached pages, and prefill workers import them.
-    `drafts`: decode workers have a drafter.
+    `drafts`: decode workers have a drafter. `equal_steps`: prefill steps take equal time.
     """
 
     seed: int
@@ -137,6 +137,7 @@ class Scenario:
     max_overtakes: int = 64
     gives_pages: bool = False
     drafts: bool = False
+    equal_steps: bool = False
 
     @property
     def routers(self) -> tuple[str, ...]:

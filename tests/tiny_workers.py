@@ -15,11 +15,13 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import (
     EngineRequest,
     FinishReason,
+    SampledToken,
     SamplingParams,
     StopParams,
     banned_tokens,
     finish_reason,
 )
+from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.policy import DraftPolicy
@@ -54,6 +56,9 @@ REPEATABLE_SETTINGS = settings(
 
 PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=2000, phases=(Phase.generate,), print_blob=False)
 """For planted bugs, which need not be shrunk."""
+
+
+SCRIPTED_SAMPLE = SampledToken(0)
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,15 @@ def tiny_prefill(
     grants_leases: bool = False,
     long_prompt_tokens: int = 0,
     order: PolicySettings | None = None,
+    equal_time: StepTimeModel | None = None,
 ) -> TinyPrefill:
     memory = SimMemory(NUM_PAGES, PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), None if grants_leases else PoolHasher(memory))
     exports = export_table(cache.pool, lease_s, grants_leases)
     limits = PrefillLimits(
-        PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages, long_prompt_tokens, order or PolicySettings()
-    )
+        PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages, long_prompt_tokens, order or PolicySettings(),
+        equal_time=equal_time,
+    )  # fmt: skip
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits, PageChecks(cache)), runner)
 

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from baton.domain.ids import AttemptId
-from baton.domain.timing.step_time import EMPTY_STEP, StepShape, StepTimeModel
+from baton.domain.timing.step_time import EMPTY_STEP, Segment, StepShape, StepTimeModel
 
 ITL_SHARE = 0.8
 """Share of the objective that a predicted step may take; the rest is for what the prediction misses."""
@@ -49,33 +49,64 @@ class ChunkBudget:
             return budget
         objective_s = ITL_SHARE * self.itl_objective_s
         if self.chunking is ChunkPolicy.EQUAL:
-            objective_s = model.predict(EMPTY_STEP.with_chunk(self.token_budget, 0))
+            objective_s = model.predict(_first_chunk(self.token_budget))
         return max(self.page_size, model.largest_chunk(objective_s, beside, start, budget))
 
 
 class StepBudget:
-    """The tokens of one step, given to prompts one after another, and again. Lives for one step."""
+    """The tokens of one step, given to prompts one after another, and again. Lives for one step.
 
-    def __init__(self, num_tokens: int, page_size: int) -> None:
+    With a step-time model whose prediction is reliable, steps take equal time as the context grows: the step takes no
+    longer than `num_tokens` tokens at the beginning of a prompt, and a prompt's part of it no longer than the tokens
+    that it was offered would there. The first prompt gets a page in any case, so every step advances one.
+    """
+
+    def __init__(self, num_tokens: int, page_size: int, step_time: StepTimeModel | None = None) -> None:
+        """`step_time` None: only tokens count."""
         self.left = num_tokens
         self._page_size = page_size
-        self._given: dict[AttemptId, int] = {}
+        self._given: dict[AttemptId, Segment] = {}
+        self._step_time = step_time if step_time is not None and step_time.reliable else None
+        self._longest_s = 0.0 if self._step_time is None else self._step_time.predict(_first_chunk(num_tokens))
 
     def given(self, id: AttemptId) -> int:
         """Tokens that the prompt has got."""
-        return self._given.get(id, 0)
+        return self._given.get(id, _NOTHING)[0]
 
     def take_back(self, id: AttemptId) -> None:
         """Takes back what a prompt has got that is not in this step after all."""
-        self.left += self._given.pop(id, 0)
+        self.left += self._given.pop(id, _NOTHING)[0]
 
     def give(self, id: AttemptId, start: int, end: int, most: int) -> None:
         """Gives the prompt up to `most` further tokens of [start, end), as many as are left and end on a page edge."""
         before = self.given(id)
-        total = cut(start, end, before + min(most, self.left), self._page_size)
+        total = cut(start, end, self.room(id, start, end, most), self._page_size)
         if total > before:
-            self._given[id] = total
+            self._given[id] = total, start
             self.left -= total - before
+
+    def room(self, id: AttemptId, start: int, end: int, most: int) -> int:
+        """Tokens of [start, end) that the prompt could have in this step: those it got, and up to `most` more.
+
+        Less than it got where even these take too long by now.
+        """
+        offered = self.given(id) + max(0, min(most, self.left))
+        tokens, model = min(offered, end - start), self._step_time
+        if model is None or tokens <= 0:
+            return tokens
+        others = StepShape.of(given for one, given in self._given.items() if one != id)
+        if start > 0:
+            tokens = model.largest_chunk(model.predict(_first_chunk(offered)), EMPTY_STEP, start, tokens)
+        fitting = model.largest_chunk(self._longest_s, others, start, tokens)
+        return fitting if others.num_tokens else max(fitting, min(offered, end - start, self._page_size))
+
+
+_NOTHING: Segment = (0, 0)
+
+
+def _first_chunk(num_tokens: int) -> StepShape:
+    """A step with the first tokens of a prompt."""
+    return EMPTY_STEP.with_chunk(num_tokens, 0)
 
 
 def cut(start: int, end: int, budget_tokens: int, page_size: int) -> int:

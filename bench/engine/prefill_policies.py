@@ -20,7 +20,7 @@ from pathlib import Path
 
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, StopParams
-from baton.domain.timing.step_time import StepShape
+from baton.domain.timing.step_time import StepShape, StepTimeModel
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.kv_export import ExportTable
@@ -52,6 +52,7 @@ class PolicyVariant:
     order: PolicySettings
     threshold: int = THRESHOLD
     max_partial_prompts: int = 4
+    equal_steps: bool = False
 
 
 VARIANTS = (
@@ -64,19 +65,19 @@ VARIANTS = (
     PolicyVariant("srpt, no share", PolicySettings(PrefillPolicy.SRPT, oldest_prompt_share=0.0)),
     PolicyVariant("srpt, share 0.5", PolicySettings(PrefillPolicy.SRPT, oldest_prompt_share=0.5)),
     PolicyVariant("srpt, 16 half-done", PolicySettings(PrefillPolicy.SRPT), max_partial_prompts=16),
+    PolicyVariant("srpt, equal steps", PolicySettings(PrefillPolicy.SRPT), equal_steps=True),
 )
 
 
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """TTFT of all prompts in seconds, short and long; steps, and tokens computed in them."""
+    """TTFT of all prompts in seconds, short and long; seconds of the steps, and tokens computed in them."""
 
     short_s: list[float]
     long_s: list[float]
     all_s: list[float]
-    num_steps: int
+    steps_s: list[float]
     num_tokens: int
-    busy_s: float
 
 
 def step_cost(shape: StepShape) -> float:
@@ -88,14 +89,16 @@ def replay(rows: Sequence[TraceRow], variant: PolicyVariant, token_s: float, *, 
     """Serves all prompts on a machine that takes `token_s` a token; `at_once`: nobody waits to come."""
     cache = PrefixCache(PagePool(NUM_PAGES))
     exports = ExportTable(cache.pool, _NEVER_S, grants_leases=True)
+    model = StepTimeModel()
     limits = PrefillLimits(
-        PAGE_SIZE, TOKEN_BUDGET, variant.max_partial_prompts, NUM_PAGES, variant.threshold, variant.order
-    )
+        PAGE_SIZE, TOKEN_BUDGET, variant.max_partial_prompts, NUM_PAGES, variant.threshold, variant.order,
+        equal_time=model if variant.equal_steps else None,
+    )  # fmt: skip
     scheduler = PrefillScheduler(cache, exports, limits, PageChecks(cache))
-    outcome = PolicyOutcome([], [], [], 0, 0, 0.0)
+    outcome = PolicyOutcome([], [], [], [], 0)
     arrivals = [0.0 if at_once else row.arrival_s for row in rows]
-    now = busy_s = 0.0
-    num_steps = num_tokens = num_come = 0
+    now = 0.0
+    num_tokens = num_come = 0
     while len(outcome.all_s) < len(rows):
         while num_come < len(rows) and arrivals[num_come] <= now:
             scheduler.add(_request(num_come, rows[num_come]), 0, _NEVER_S, arrivals[num_come])
@@ -105,13 +108,15 @@ def replay(rows: Sequence[TraceRow], variant: PolicyVariant, token_s: float, *, 
             now = arrivals[num_come]
             continue
         step_s = token_s * step_cost(shape_of(batch))
-        now, busy_s, num_steps, num_tokens = now + step_s, busy_s + step_s, num_steps + 1, num_tokens + batch.num_tokens
+        model.observe(shape_of(batch), step_s)
+        outcome.steps_s.append(step_s)
+        now, num_tokens = now + step_s, num_tokens + batch.num_tokens
         for effect in scheduler.commit(batch, _output(batch), now):
             if isinstance(effect, Seal):
                 exports.commit(effect.id)
                 number = int(effect.id.request_id)
                 _record(outcome, rows[number].num_input_tokens, now - arrivals[number])
-    return replace(outcome, num_steps=num_steps, num_tokens=num_tokens, busy_s=busy_s)
+    return replace(outcome, num_tokens=num_tokens)
 
 
 def _record(outcome: PolicyOutcome, num_tokens: int, ttft_s: float) -> None:
@@ -164,12 +169,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def table(name: str, rows: Sequence[TraceRow], load: float) -> tuple[list[str], dict[str, PolicyOutcome]]:
     """Lines of a Markdown table, and the outcomes by variant."""
-    token_s = load * rows[-1].arrival_s / replay(rows, VARIANTS[1], 1.0, at_once=True).busy_s
+    token_s = load * rows[-1].arrival_s / sum(replay(rows, VARIANTS[1], 1.0, at_once=True).steps_s)
     lines = [
         f"{name}, load {load}: {len(rows):,} prompts, {token_s * 1e3:.3f} ms a token.",
         "",
-        "| variant | short p50 | short p99 | long p50 | long p99 | all mean | steps | tokens computed |",
-        "|---|---|---|---|---|---|---|---|",
+        "| variant | short p50 | short p99 | long p50 | long p99 | mean | steps | p99 ms | most ms | tokens computed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     outcomes = {}
     for variant in VARIANTS:
@@ -177,7 +182,8 @@ def table(name: str, rows: Sequence[TraceRow], load: float) -> tuple[list[str], 
         groups = (found.short_s, found.long_s)
         times = [f"{percentile(group, q):.2f}" if group else "-" for group in groups for q in (0.5, 0.99)]
         cells = [*times, f"{sum(found.all_s) / len(found.all_s):.2f}"]
-        counts = f"{found.num_steps:,} | {found.num_tokens:,}"
+        steps_ms = [1e3 * percentile(found.steps_s, share) for share in (0.99, 1.0)]
+        counts = f"{len(found.steps_s):,} | {steps_ms[0]:.0f} | {steps_ms[1]:.0f} | {found.num_tokens:,}"
         lines.append(f"| {variant.name} | {' | '.join(cells)} | {counts} |")
     return lines, outcomes
 

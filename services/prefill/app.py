@@ -261,6 +261,9 @@ class _Worker:
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine
         num_pages = engine.cache.pool.num_pages
+        turn = EngineTurn(
+            WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
+        )
         limits = PrefillLimits(
             page_size=engine.geometry.page_size,
             token_budget=settings.token_budget,
@@ -269,12 +272,10 @@ class _Worker:
             long_prompt_tokens=settings.long_prompt_tokens(engine.max_model_len),
             order=settings.order(),
             leaves_a_quarter=settings.long_prefill_token_threshold is None,
+            equal_time=settings.equal_time(turn.steps.step_time),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)
-        turn = EngineTurn(
-            WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
-        )
         sharing = self._make_sharing(turn, exports)
         scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags, sharing)
         return PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)

@@ -5,7 +5,8 @@ the edge of a chunk. Whatever the policy, the oldest prompt has a guaranteed sha
 `max_overtakes` admissions pass a prompt for which pages are missing. So no prompt starves:
 
 * B1: once its pages are there, a prompt ends within (tokens of older prompts and its own) / (share x budget) steps, and
-  one step more for itself and each older one, whatever arrives.
+  one step more for itself and each older one, whatever arrives. With steps of equal time a share is one of the time:
+  the oldest prompt gets what takes as long as that many tokens at its beginning would, and at least a page.
 * B2: admission waits for a prompt without pages after `max_overtakes` others; pages return by commit or lease end.
 * B3: a prompt is held only while another fills pages that it needs itself, at the better rank of the two.
 * B4: a long prompt leaves the token budget beyond its threshold to others, in every step that others want.
@@ -17,6 +18,8 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from baton.domain.arithmetic import ceil_div
+from baton.domain.timing.step_time import StepTimeModel
+from baton.engine.chunking import StepBudget
 from services.prefill.prompt import Prompt
 
 Rank = tuple[float, ...]
@@ -57,7 +60,8 @@ class PrefillLimits:
     """Bounds of a step and of the worker.
 
     `long_prompt_tokens`: of one prompt in a step that others want as well; 0: no bound. `leaves_a_quarter`: such a
-    prompt leaves a quarter of the token budget to the others in any case.
+    prompt leaves a quarter of the token budget to the others in any case. `equal_time`: with this model's predictions
+    a number of tokens stands for the time that they take at the beginning of a prompt; None: for itself.
     """
 
     page_size: int
@@ -67,6 +71,7 @@ class PrefillLimits:
     long_prompt_tokens: int = 0
     order: PolicySettings = field(default_factory=PolicySettings)
     leaves_a_quarter: bool = False
+    equal_time: StepTimeModel | None = None
 
     def __post_init__(self) -> None:
         if self.token_budget < self.page_size:
@@ -77,6 +82,10 @@ class PrefillLimits:
     def with_token_budget(self, num_tokens: int) -> PrefillLimits:
         """These limits with another token budget, of at least a page."""
         return replace(self, token_budget=max(self.page_size, num_tokens))
+
+    def new_step(self) -> StepBudget:
+        """The budget of the next step."""
+        return StepBudget(self.token_budget, self.page_size, self.equal_time)
 
     @property
     def contested_tokens(self) -> int:

@@ -54,6 +54,7 @@ from baton.kv.quarantine import Quarantine
 from services.prefill.page_sharing import PageSharing
 from services.prefill.policy import AdmissionGate, PrefillLimits
 from services.prefill.prompt import Prompt, PromptState
+from services.prefill.publisher import PagePublisher
 from services.prefill.queue import PromptQueue
 
 NOT_SHARED = PageSharing()
@@ -86,7 +87,7 @@ class PrefillScheduler:
         sharing: PageSharing = NOT_SHARED,
     ) -> None:
         """`tags` None: pages are published without tags."""
-        self._tags = tags
+        self._publisher = PagePublisher(cache, exports, tags, limits.page_size)
         self._tier, self.imports = sharing.tier, no_imports(cache) if sharing.imports is None else sharing.imports
         self.cached_exports = sharing.exports
         self.quarantine = Quarantine(cache)
@@ -146,8 +147,7 @@ class PrefillScheduler:
         prompt.keys = page_keys(request.tokens, size, request.salt)
         # A cached position has no hidden state to score from: a prompt that is scored is computed from the first token.
         prompt.num_matchable = (len(request.tokens) - 1) // size if request.prompt_logprobs is None else 0
-        if self._tags is not None:
-            prompt.identities = self._tags.identities(request)
+        prompt.identities = self._publisher.identities(request)
         matchable = prompt.keys[: prompt.num_matchable]
         if self._tier is not None:
             prompt.tier_use = TierUse(matchable)
@@ -226,9 +226,8 @@ class PrefillScheduler:
         self._queue.end_imports(self.imports.take_ended())
         if self._tier is not None:
             self._tier.poll(self.quarantine, now)
-        limits = self.limits
-        step, gate = StepBudget(limits.token_budget, limits.page_size), AdmissionGate(limits.order)
-        most = limits.contested_tokens
+        limits, most = self.limits, self.limits.contested_tokens
+        step, gate = limits.new_step(), AdmissionGate(limits.order)
         prompts = self._queue.in_order()
         if self._tier is not None:
             waiting = (one for one in prompts if one.state is PromptState.WAITING)
@@ -236,7 +235,7 @@ class PrefillScheduler:
         for prompt in [one for one in self._queue.waiting if gate.is_starved(one)]:
             self._admit(prompt, step, gate, now)
         if (oldest := self._queue.oldest) is not None and self._is_begun(oldest, step, gate, now):
-            self._give(step, oldest, self.limits.guaranteed_tokens)
+            self._give(step, oldest, limits.guaranteed_tokens)
         for prompt in prompts:
             if self._is_begun(prompt, step, gate, now):
                 self._give(step, prompt, most - step.given(prompt.request.id))
@@ -288,7 +287,10 @@ class PrefillScheduler:
         """
         step.take_back(prompt.request.id)  # it may have begun and gone back in this step
         is_held = self._queue.is_held(prompt)  # by one that began in this step
-        if is_held or not gate.is_open or step.left < self.limits.page_size:
+        if is_held or not gate.is_open:
+            return False
+        if self._room(prompt, prompt.num_known, self.limits.page_size, step) < self.limits.page_size:
+            gate.on_refused(prompt, lacks_pages=False)
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self.limits.max_pinned_pages:  # ends: commit, abort or lease
             gate.is_open = False
@@ -316,8 +318,12 @@ class PrefillScheduler:
         """True if a prompt with `num_known` tokens may begin: few are half-done, it ends now, or it is the oldest."""
         if self._num_left_partial(step) < self.limits.max_partial_prompts:
             return True
-        most = min(self.limits.contested_tokens, step.left)
-        return len(prompt.request.tokens) - num_known <= most or prompt is self._queue.oldest
+        num_left = len(prompt.request.tokens) - num_known
+        return num_left <= self._room(prompt, num_known, num_left, step) or prompt is self._queue.oldest
+
+    def _room(self, prompt: Prompt, start: int, num_tokens: int, step: StepBudget) -> int:
+        """How many of the next `num_tokens` tokens of a waiting prompt, from `start` on, the step could compute."""
+        return step.room(prompt.request.id, start, start + num_tokens, self.limits.contested_tokens)
 
     def _num_left_partial(self, step: StepBudget) -> int:
         """Number of prompts in progress that the step does not end so far; one that ends in it holds no slot."""
@@ -355,31 +361,7 @@ class PrefillScheduler:
         return Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec, score)
 
     def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
-        done = prompt.num_remaining == 0
-        end = len(prompt.table.pages) if done else prompt.num_filled // self.limits.page_size
-        first = prompt.num_published
-        if self._tags is not None:
-            new = slice(prompt.num_pinned, end)
-            self._tags.settle(prompt.table.pages[new], prompt.identities[new])
-        if end <= first:
-            return []
-        pages = prompt.table.pages[first:end]
-        digests = self._digests(pages)
-        announced = {} if digests is None else dict(zip(pages, digests, strict=True))
-        # From the root on, even pages that decode has: holds are closed towards the root (`baton.kv.prefix_cache`).
-        self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now, announced)
-        prompt.num_published = prompt.num_pinned = end
-        tags = None if self._tags is None else self._tags.announced(pages, prompt.identities[first:end])
-        return [PublishedChunk(prompt.request.id, first, tuple(pages), digests, tags)]
-
-    def _digests(self, pages: Sequence[PageId]) -> tuple[int, ...] | None:
-        """Digests to announce: the kept ones. Only a partial tail, which never settles, is hashed here."""
-        if self._cache.hasher is None:
-            return None
-        kept = self._cache.pool.digests
-        *full, last = pages
-        last_digest = kept.digest(last) if kept.is_settled(last) else self._cache.hasher.digests([last])[0]
-        return (*map(kept.digest, full), last_digest)
+        return [*self._publisher.publish(prompt, now)]
 
     def _seal(self, prompt: Prompt, sampled: SampledToken, now: float) -> list[PrefillEffect]:
         request = prompt.request

@@ -7,6 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from baton.domain.timing.step_time import StepTimeModel
+from baton.engine.chunking import ChunkPolicy
 from baton.settings.groups import MIB, Count, FileTierWrite, Port, Seconds, WorkerSettings
 from services.prefill.policy import PolicySettings, PrefillPolicy
 
@@ -26,6 +28,11 @@ class PrefillSettings(WorkerSettings):
     token_budget: Count = 512
     """Most prompt tokens computed in one step. `baton role` changes it while the worker runs, also to 0: no new
     prompts."""
+
+    chunking: ChunkPolicy = ChunkPolicy.FIXED
+    """What bounds the prompt tokens of a step besides `token_budget`: fixed (nothing), equal (the time of a prompt's
+    first step, as its context grows) or, for decode workers that compute prompts, itl (`itl_objective_s`); prefill
+    takes itl for fixed, as no tokens wait beside its steps. Equal and itl go by the durations of earlier steps."""
 
     max_partial_prompts: Count = 4
     """Most prompts that a step may leave half-done. Those that end in it do not count."""
@@ -86,6 +93,10 @@ class PrefillSettings(WorkerSettings):
             return self.long_prefill_token_threshold
         return max(self.page_size, int(LONG_PROMPT_SHARE * max_model_len))
 
+    def equal_time(self, step_time: StepTimeModel) -> StepTimeModel | None:
+        """The model by which steps take equal time; None: they need not."""
+        return step_time if self.chunking is ChunkPolicy.EQUAL else None
+
     def order(self) -> PolicySettings:
         """The order of prompts."""
         return PolicySettings(
@@ -93,5 +104,6 @@ class PrefillSettings(WorkerSettings):
             self.oldest_prompt_share,
             self.max_overtakes,
             self.ttft_objective_s,
+            self.prefix_sharing,
             by_priority=self.priority_scheduling,
         )

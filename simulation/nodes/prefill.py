@@ -55,6 +55,7 @@ from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory, two_parts
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
+from simulation.runtime.step_time import ScriptedStepTime, attentive
 from simulation.scenario import VOCAB_SIZE
 
 WATCH_TIMEOUT_S = 60.0
@@ -87,6 +88,7 @@ class SimPrefill:
             CONFIG.max_pinned_pages,
             long_tokens,
             PolicySettings(scenario.prefill_policy, max_overtakes=scenario.max_overtakes),
+            equal_time=ScriptedStepTime(attentive) if scenario.equal_steps else None,
         )
         sharing = self._make_sharing(policies, checks) if scenario.gives_pages else NOT_SHARED
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks, None, sharing)

@@ -77,7 +77,8 @@ def transports() -> list[str]:
 @pytest.fixture(scope="module", params=transports())
 def bundled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     policy = {"stream": "srpt", "nixl": "lpm"}[request.param]
-    flags = {**CHUNKS, "prefill-policy": policy, "long-prefill-token-threshold": PAGE_SIZE}
+    chunking = {"stream": "equal", "nixl": "fixed"}[request.param]
+    flags = {**CHUNKS, "prefill-policy": policy, "long-prefill-token-threshold": PAGE_SIZE, "chunking": chunking}
     with Cluster(
         tmp_path_factory.mktemp("bundled"), transport=request.param, flags=PAGES, prefill_flags=flags
     ) as cluster:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from services.prefill.policy import PolicySettings, PrefillPolicy
+from simulation.runtime.step_time import ScriptedStepTime, attentive
 from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.prefill_machine import PrefillMachine
 from tests.tiny_workers import PAGE_SIZE, REPEATABLE_SETTINGS
@@ -29,10 +30,17 @@ class PriorityMachine(SharedStepMachine):
     order = PolicySettings(PrefillPolicy.SRPT, max_overtakes=2, by_priority=True)
 
 
+class EqualTimeMachine(SharedStepMachine):
+    """Steps take the time of a budget at the beginning of a prompt; attention costs as much as all else."""
+
+    order = PolicySettings(PrefillPolicy.SRPT, max_overtakes=2)
+    equal_time = ScriptedStepTime(attentive)
+
+
 ORDERED = [ordered(PrefillPolicy.LPM, 1), ordered(PrefillPolicy.SRPT, 2), ordered(PrefillPolicy.EDF, 64)]
 
 
-@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine, PriorityMachine, *ORDERED])
+@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine, PriorityMachine, EqualTimeMachine, *ORDERED])
 def test_prefill_scheduler(machine: type[PrefillMachine]):
     run_state_machine_as_test(machine, settings=REPEATABLE_SETTINGS)
 

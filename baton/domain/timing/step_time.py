@@ -128,7 +128,9 @@ class StepTimeModel:
 
         `max_tokens`: the largest answer.
         """
-        low, high = 0, max_tokens  # `low` fits or is 0
+        if max_tokens <= 0 or self.predict(beside.with_chunk(max_tokens, start)) <= target_s:
+            return max(0, max_tokens)
+        low, high = 0, max_tokens - 1  # `low` fits or is 0
         while low < high:
             middle = (low + high + 1) // 2
             if self.predict(beside.with_chunk(middle, start)) <= target_s:

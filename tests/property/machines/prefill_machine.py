@@ -12,6 +12,7 @@ from baton.domain.errors import ContextOverflow, DeadlineExceeded, IntegrityFail
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, StopParams
+from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.batch import Batch, Row
 from baton.engine.handoff.export_events import ExportExpired, Seal
 from baton.engine.handoff.kv_export import ExportTable
@@ -70,12 +71,13 @@ class PrefillMachine(RuleBasedStateMachine):
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
     long_prompt_tokens = 0
     order = PolicySettings()
+    equal_time: StepTimeModel | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.world = tiny_prefill(
             LEASE_S, TOKEN_BUDGET, MAX_PINNED_PAGES, MAX_CHUNKING, self.export_table, self.prefill_scheduler,
-            long_prompt_tokens=self.long_prompt_tokens, order=self.order,
+            long_prompt_tokens=self.long_prompt_tokens, order=self.order, equal_time=self.equal_time,
         )  # fmt: skip
         self.token_budget = TOKEN_BUDGET
         self.now = 0.0

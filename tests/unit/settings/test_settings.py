@@ -3,9 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
+from baton.domain.timing.step_time import StepTimeModel
 from baton.settings.base import SettingsError, known_variables, refuse_unknown_variables
 from baton.settings.groups import Dtype, WorkerSettings, parse_cores
 from services.decode.settings import DecodeSettings
+from services.prefill.policy import PolicySettings, PrefillPolicy
 from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
 
@@ -147,3 +149,16 @@ def test_kv_events_leave_the_machine_only_with_a_second_flag(endpoint: str):
 def test_a_replay_needs_events():
     with pytest.raises(ValidationError, match="kv_events_endpoint"):
         DecodeSettings(kv_events_replay_endpoint="tcp://127.0.0.1:5558")
+
+
+def test_every_setting_of_the_order_of_prompts_arrives():
+    given = {"prefill_policy": "edf", "oldest_prompt_share": 0.5, "max_overtakes": 3, "ttft_objective_s": 2.0}
+    settings = PrefillSettings.model_validate({**given, "prefix_sharing": False, "priority_scheduling": True})
+    order = PolicySettings(PrefillPolicy.EDF, 0.5, 3, 2.0, prefix_sharing=False, by_priority=True)
+    assert settings.order() == order
+
+
+@pytest.mark.parametrize(("chunking", "is_used"), [("fixed", False), ("equal", True), ("itl", False)])
+def test_prefill_sizes_chunks_by_the_step_time_if_asked_to(chunking: str, is_used: bool):
+    model = StepTimeModel()
+    assert PrefillSettings.model_validate({"chunking": chunking}).equal_time(model) is (model if is_used else None)
