@@ -72,6 +72,7 @@ class SimConfig:
     owner_ttl_s: float = 1.5
     max_given_pages: int = 4
     max_imported_pages: int = 6
+    num_host_slots: int = 20
 
 
 CONFIG = SimConfig()

@@ -13,6 +13,7 @@ from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloade
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
+from baton.settings.tiers import TierWrite
 from services.prefill.policy import PrefillPolicy
 
 BEGIN_S, END_S = 1.5, 5.5
@@ -117,6 +118,7 @@ class Scenario:
     The first `num_local_prefill` decode workers prefill for themselves too, perhaps without any prefill worker.
     `gives_pages`: all workers give cached pages, and prefill workers import them.
     `drafts`: decode workers have a drafter. `equal_steps`: prefill steps take equal time.
+    `host_write`: what prefill workers copy into their host tiers; None: they have none.
     """
 
     seed: int
@@ -138,6 +140,7 @@ class Scenario:
     gives_pages: bool = False
     drafts: bool = False
     equal_steps: bool = False
+    host_write: TierWrite | None = None
 
     @property
     def routers(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from random import Random
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
+from baton.settings.tiers import TierWrite
 from services.prefill.policy import PrefillPolicy
 from simulation.scenario import (
     BEGIN_S,
@@ -83,8 +84,15 @@ def generate_scenario(seed: int) -> Scenario:
         max_overtakes=order.choice([1, 64]),
         gives_pages=scenario.digests and Random(f"pages {seed}").random() < GIVING_SHARE,
         drafts=drafts,
+        host_write=_host_write(Random(f"host tier {seed}"), scenario),
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )
+
+
+def _host_write(rng: Random, scenario: Scenario) -> TierWrite | None:
+    """Half of the scenarios with digests have host tiers; a copy needs a digest."""
+    is_drawn = scenario.digests and scenario.seed % 10 not in ROUTER_SEEDS and rng.random() < 0.5
+    return rng.choice(list(TierWrite)) if is_drawn else None
 
 
 def _scenario(seed: int) -> Scenario:

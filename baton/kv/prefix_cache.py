@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.errors import Broken
@@ -46,6 +46,7 @@ class PrefixCache:
         self.pool = pool
         self.hasher = hasher
         self.events: EventSource | None = None  # set before the first page
+        self.on_evict: Callable[[PageKey], None] | None = None  # while the page has its bytes
         self._nodes: dict[PageKey, _Node] = {}
         self._leaves = EvictionQueue(policy)
         self._num_uses = 0
@@ -156,6 +157,10 @@ class PrefixCache:
         """Page of a cached key; None for any other."""
         node = self._nodes.get(key)
         return None if node is None else node.page
+
+    def parent_of(self, key: PageKey) -> PageKey | None:
+        """Key of the page before a cached one; None for the first. Raises `KeyError` for any other."""
+        return self._nodes[key].parent
 
     def key_of(self, page: PageId) -> PageKey | None:
         """Key of a cached page; None for any other."""
@@ -272,6 +277,8 @@ class PrefixCache:
             key = self._leaves.pop(self._use_of_leaf)
             if key is None:
                 raise Broken("a page can be evicted and is in no order of eviction")
+            if self.on_evict is not None:
+                self.on_evict(key)
             self._remove(key)
 
     def _use_of_leaf(self, key: PageKey) -> PageUse | None:

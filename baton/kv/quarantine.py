@@ -30,6 +30,7 @@ class Quarantine:
         self._foreign: deque[PageKey] = deque(maxlen=MAX_KEPT_KEYS)  # of peers, for a tier below the pool
         self._incidents: deque[float] = deque(maxlen=MAX_INCIDENTS)  # times of their first faults
         self.number = 0
+        self.num_foreign = 0
         self.num_faults = 0
         self.num_pages = 0
 
@@ -61,13 +62,12 @@ class Quarantine:
         """
         keys = list(keys)
         self._foreign.extend(keys)
+        self.num_foreign += len(keys)
         return self.add_keys([foreign for key in keys for foreign in self._cache.foreign(key)])
 
-    def take_foreign_keys(self) -> list[PageKey]:
-        """Takes the keys of `add_foreign_keys`, in the cache or not: a copy in a file may outlive its page here."""
-        keys = list(self._foreign)
-        self._foreign.clear()
-        return keys
+    def foreign_since(self, number: int) -> tuple[tuple[PageKey, ...], int]:
+        """Like `since`, of the keys of `add_foreign_keys`, cached or not: a copy in a tier may outlive its page."""
+        return _newest(self._foreign, self.num_foreign - number), self.num_foreign
 
     def since(self, number: int) -> tuple[tuple[PageKey, ...], int]:
         """The keys quarantined after the first `number` ones, oldest first, and the number to ask with next time.
@@ -75,8 +75,7 @@ class Quarantine:
         A number from the future, of another incarnation, gets all kept keys.
         """
         num_new = self.number - number if number <= self.number else self.number
-        first = max(0, len(self._keys) - num_new)
-        return tuple(self._keys)[first:], self.number
+        return _newest(self._keys, num_new), self.number
 
     def is_unfit(self, now: float) -> bool:
         """True after `MAX_INCIDENTS` within `INCIDENTS_WINDOW_S`."""
@@ -88,3 +87,7 @@ class Quarantine:
             self.num_pages += len(taken)
             self.number += 1
             self._keys.append(key)
+
+
+def _newest(keys: deque[PageKey], num_keys: int) -> tuple[PageKey, ...]:
+    return tuple(keys)[max(0, len(keys) - num_keys) :]

@@ -93,14 +93,6 @@ class EvictionPolicyKind(StrEnum):
     SLRU = "slru"
 
 
-class FileTierWrite(StrEnum):
-    """Pages that are copied into the file tier: none, all, or (SELECTIVE) those that a second request uses."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    THROUGH = "through"
-
-
 class MetricNamesKind(StrEnum):
     """Further names of metrics."""
 

@@ -74,13 +74,14 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
         yield metrics.STALE_MESSAGES_TOTAL, (kind,)
     yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
     if role == "prefill":
-        yield metrics.CACHED_TOKENS_TOTAL, (role, "file")
         yield metrics.CACHED_TOKENS_TOTAL, (role, "peer")
         for source in ("prefill", "decode"):
             yield metrics.IMPORTED_TOKENS_TOTAL, (source,)
-        yield metrics.TIER_CORRUPT_TOTAL, ("file",)
-        for result in ("read", "written", "read_failed", "write_failed"):
-            yield metrics.TIER_PAGES_TOTAL, ("file", result)
+        for tier in ("host", "file"):
+            yield metrics.CACHED_TOKENS_TOTAL, (role, tier)
+            yield metrics.TIER_CORRUPT_TOTAL, (tier,)
+            for result in ("read", "written", "read_failed", "write_failed"):
+                yield metrics.TIER_PAGES_TOTAL, (tier, result)
     if role == "decode":
         for result in ("v1", "v2", "v3", "invalid"):
             yield metrics.COMMIT_TOTAL, (result,)

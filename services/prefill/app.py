@@ -11,8 +11,7 @@ from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
-from baton.engine.file_tier.controller import FileTierController
-from baton.engine.file_tier.start import TierFiles, open_file_tier
+from baton.engine.file_tier.start import TierFiles, open_file_tier, open_host_tier
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImportLimits, PageImports
@@ -22,6 +21,8 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
+from baton.kv.file_tier.lower_tier import LowerTier
+from baton.kv.file_tier.tier_stack import TierStack
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
@@ -228,7 +229,7 @@ class _Worker:
         return PromptTags(engine.cache.pool.digests, tagger, engine.geometry.page_size, engine.fingerprint.digest)
 
     def _make_sharing(self, turn: EngineTurn[PrefillCommand], exports: ExportTable) -> PageSharing:
-        """Raises `SettingsError` if the file tier's directory cannot be used."""
+        """Raises `SettingsError` if a tier cannot be used."""
         settings, cache, step_time = self._settings, self._engine.cache, turn.steps.step_time
         num_pages = cache.pool.num_pages
 
@@ -249,14 +250,16 @@ class _Worker:
             cached = CachedExports(cache, exports, self._engine.checks, limits, self._tags)
         return PageSharing(self._make_tier(compute_s), imports, cached)
 
-    def _make_tier(self, compute_s: Callable[[int, int], float]) -> FileTierController | None:
-        settings = self._settings
-        if settings.file_tier_dir is None:
-            return None
-        files = TierFiles(settings.file_tier_dir, settings.file_tier_bytes, settings.file_tier_write)
-        tier, close = open_file_tier(files, self._engine, compute_s, lambda: self._mailbox.put(TierEnded()))
-        self._stack.callback(close)
-        return tier
+    def _make_tier(self, compute_s: Callable[[int, int], float]) -> LowerTier | None:
+        settings, tiers = self._settings, list[LowerTier]()
+        if settings.host_tier_mib > 0:
+            tiers.append(open_host_tier(settings.host_tier_mib, settings.host_tier_write, self._engine, compute_s))
+        if settings.file_tier_dir is not None:
+            files = TierFiles(settings.file_tier_dir, settings.file_tier_bytes, settings.file_tier_write)
+            tier, close = open_file_tier(files, self._engine, compute_s, lambda: self._mailbox.put(TierEnded()))
+            self._stack.callback(close)
+            tiers.append(tier)
+        return TierStack(tiers) if tiers else None
 
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine

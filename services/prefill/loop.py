@@ -202,12 +202,13 @@ class PrefillLoop:
             case Seal():
                 times = effect.times
                 self._turn.count_prompt(times.computed_tokens + times.cached_tokens, times.cached_tokens)
-                from_file, imported = effect.num_from_file, times.imported_tokens
-                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(times.cached_tokens - from_file - imported)
-                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "peer").inc(imported)
+                num_here = times.cached_tokens - sum(effect.num_from_tiers.values()) - times.imported_tokens
+                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(num_here)
+                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "peer").inc(times.imported_tokens)
                 for role, num_tokens in effect.num_imported.items():
                     metrics.IMPORTED_TOKENS_TOTAL.labels(role.value).inc(num_tokens)
-                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "file").inc(from_file)
+                for tier, num_tokens in effect.num_from_tiers.items():
+                    metrics.CACHED_TOKENS_TOTAL.labels("prefill", tier).inc(num_tokens)
                 metrics.GENERATED_TOKENS_TOTAL.labels("prefill").inc()
                 return effect
             case Scored(_, scores):

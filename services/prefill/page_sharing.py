@@ -1,4 +1,4 @@
-"""What a prefill scheduler shares cached pages with: a file tier below the pool, and other workers. Pure."""
+"""What a prefill scheduler shares cached pages with: tiers below the pool, and other workers. Pure."""
 
 from __future__ import annotations
 

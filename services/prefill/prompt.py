@@ -50,8 +50,10 @@ class Prompt:
     num_published: int = 0  # pages, with those that decode has already
     num_pinned: int = 0
     identities: list[bytes] = field(default_factory=list)  # of all pages, where pages are tagged
-    tier_use: TierUse | None = None  # where there is a file tier
-    num_from_file: int = 0  # tokens of `num_cached` that the file tier had
+    tier_use: TierUse | None = None  # where there are tiers below the pool
+    num_from_tiers: dict[str, int] = field(
+        default_factory=dict
+    )  # tokens of `num_cached` that tiers had, by their names
     num_imported: dict[WorkerRole, int] = field(default_factory=dict)  # tokens of `num_cached`, by their source
 
     @property
@@ -62,7 +64,7 @@ class Prompt:
         """Releases all pages."""
         self.table.release()
         self.num_cached = self.num_filled = 0
-        self.num_imported = {}
+        self.num_imported, self.num_from_tiers = {}, {}
 
     def start_chunk(self, num_tokens: int, now: float) -> None:
         if self.first_chunk_at is None:

@@ -89,6 +89,7 @@ class PrefillScheduler:
         """`tags` None: pages are published without tags."""
         self._publisher = PagePublisher(cache, exports, tags, limits.page_size)
         self._tier, self.imports = sharing.tier, no_imports(cache) if sharing.imports is None else sharing.imports
+        cache.on_evict = None if sharing.tier is None else sharing.tier.on_evict
         self.cached_exports = sharing.exports
         self.quarantine = Quarantine(cache)
         self._checks = checks
@@ -305,11 +306,12 @@ class PrefillScheduler:
             prompt.start_again()
             gate.on_refused(prompt, lacks_pages=has_slot)
             return False
-        prompt.num_cached = prompt.num_filled = num_matched
+        prompt.num_cached, prompt.num_filled, size = num_matched, num_matched, self.limits.page_size
         if self._tier is not None:
-            prompt.num_from_file = self._tier.on_admitted(prompt.table.cached_keys) * self.limits.page_size
+            hits = self._tier.on_admitted(prompt.table.cached_keys)
+            prompt.num_from_tiers = {name: num * size for name, num in hits.items()}
         used = self.imports.on_admitted(prompt.table.cached_keys)
-        prompt.num_imported = {role: num * self.limits.page_size for role, num in used.items()}
+        prompt.num_imported = {role: num * size for role, num in used.items()}
         self._queue.admit(prompt)
         gate.on_admitted()
         return True
@@ -370,7 +372,7 @@ class PrefillScheduler:
         prompt.table.release()
         self._queue.seal(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
-        cached = prompt.num_from_file, prompt.num_imported
+        cached = prompt.num_from_tiers, prompt.num_imported
         return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now), *cached)]
 
     def _remove(self, id: AttemptId) -> bool:

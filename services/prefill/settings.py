@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import ChunkPolicy
-from baton.settings.groups import MIB, Count, FileTierWrite, Port, Seconds, WorkerSettings
+from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+from baton.settings.tiers import TierSettings
 from services.prefill.policy import PolicySettings, PrefillPolicy
 
 LONG_PROMPT_SHARE = 0.04
 """Of the context: the default of `long_prefill_token_threshold`, as vLLM's."""
 
 
-class PrefillSettings(WorkerSettings):
+class PrefillSettings(WorkerSettings, TierSettings):
     """Settings of a worker that computes prompts and exports their KV."""
 
     port: Port = 50051
@@ -63,20 +63,12 @@ class PrefillSettings(WorkerSettings):
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the pool that handoffs may pin. Beyond it no new prompt starts."""
 
-    file_tier_dir: Path | None = None
-    """Directory for copies of cached pages, which outlive the worker; needs digests. Default: no file tier. The files
-    tell what prompts said: they have mode 0700 and are not encrypted."""
-
-    file_tier_bytes: Count = 1024 * MIB
-    """Most bytes of pages in the file tier, of each worker."""
-
-    file_tier_write: FileTierWrite = FileTierWrite.SELECTIVE
-    """Pages that are copied into the file tier: none, those that a second request uses (selective), all (through)."""
-
     @model_validator(mode="after")
-    def _file_tier_has_digests(self) -> Self:
-        if self.file_tier_dir is not None and not self.digests:
-            raise ValueError("file_tier_dir needs digests: what is read back is compared with them")
+    def _tiers_have_digests(self) -> Self:
+        tiers = {"file_tier_dir": self.file_tier_dir is not None, "host_tier_mib": self.host_tier_mib > 0}
+        for name, is_there in tiers.items():
+            if is_there and not self.digests:
+                raise ValueError(f"{name} needs digests: what is read back is compared with them")
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.file_tier.controller import TierController
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.page_imports import PageImportLimits
@@ -23,14 +24,18 @@ from baton.engine.handoff.page_source import ImportCostModel
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
+from baton.kv.file_tier.tier import CacheTier
+from baton.kv.file_tier.tier_stack import TierStack
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
 from baton.settings.choices import PageSharingKind
+from baton.settings.tiers import TierWrite
 from baton.transfer.base import Pull
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
+from baton.transfer.host_tier.mover import HostMover
 from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
@@ -91,6 +96,8 @@ class SimPrefill:
             equal_time=ScriptedStepTime(attentive) if scenario.equal_steps else None,
         )
         sharing = self._make_sharing(policies, checks) if scenario.gives_pages else NOT_SHARED
+        if scenario.host_write is not None:
+            sharing = replace(sharing, tier=self._make_tier(scenario.host_write))
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks, None, sharing)
         self._scheduler = scheduler
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
@@ -123,6 +130,14 @@ class SimPrefill:
         process.spawn(self._registration.run(), "background")
         if self._peers is not None:
             self._peers.begin()
+
+    def _make_tier(self, write: TierWrite) -> TierStack:
+        """As `services.prefill.app` does; here reading always pays."""
+        slots = SimMemory(CONFIG.num_host_slots, self._memory.page_bytes, two_parts(self._memory.page_bytes))
+        tier = CacheTier(CONFIG.num_host_slots)
+        return TierStack(
+            [TierController(tier, HostMover(slots), self._cache, self._memory, write, lambda num_pages, first: 0.0)]
+        )
 
     def _make_sharing(self, policies: PolicyClasses, checks: PageChecks) -> PageSharing:
         """As `services.prefill.app` does; here importing always pays."""

@@ -80,4 +80,20 @@ PREFILL_BUGS = (
         "            pass\n        for ended in",
         "tests/unit/file_tier/test_tier_failures.py",
     ),
+    PlantedBug(
+        FAIRNESS,
+        "the oldest prompt's share is one of tokens, whatever they take",
+        "baton/engine/chunking.py",
+        "        if start > 0:\n",
+        "        if start < 0:\n",
+        f"{PREFILL}/test_equal_time.py",
+    ),
+    PlantedBug(
+        PAGES,
+        "copies of what a peer has quarantined stay",
+        "baton/engine/file_tier/controller.py",
+        "for key in (*keys, *foreign):",
+        "for key in keys:",
+        "tests/unit/host_tier/test_host_tier.py",
+    ),
 )

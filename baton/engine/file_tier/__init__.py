@@ -1,1 +1,1 @@
-"""The file tier of an engine: the part that joins policy, prefix cache and files."""
+"""Tiers below the pool of an engine: the part that joins policy, prefix cache, and files or host memory."""

@@ -1,4 +1,7 @@
-"""The file tier of an engine: reads pages for waiting prompts, writes copies of cached pages. Engine thread only.
+"""A tier below the pool: reads pages for waiting prompts, writes copies of cached pages. Engine thread only.
+
+Files and host memory differ by their mover. That of host memory ends what it starts at once, so that a waiting prompt
+has the pages in the same turn; `READ_BYTES` bound a turn.
 
 Failures cost misses: a read that fails, comes late or has another digest is computed instead, and a write that finds no
 room is dropped. A read later than `READ_DEADLINE_S`, or `MAX_ERRORS` errors in a row, opens a circuit breaker: the tier
@@ -9,28 +12,27 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
 from baton.kv.file_tier.lower_tier import TierUse
-from baton.kv.file_tier.tier import FileTier, SlotEntry
+from baton.kv.file_tier.tier import CacheTier, SlotEntry
 from baton.kv.memory import PoolMemory
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
-from baton.settings.groups import FileTierWrite
+from baton.settings.tiers import TierWrite
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.file_tier.mover import EndedRead, EndedWrite
 
 log = get_logger()
 
-TIER = "file"
 READ_BYTES = 16 * 1024 * 1024
-"""Most bytes of one read: what is late is little."""
+"""Most bytes of one read, and of the reads of a turn: what is late is little."""
 WRITE_BYTES = 16 * 1024 * 1024
 """Most bytes that wait to be written; they are copies."""
 READ_DEADLINE_S = 1.0
@@ -45,7 +47,12 @@ MAX_CHAINS = 64
 
 
 class TierMover(Protocol):
-    """See `baton.transfer.file_tier.mover.FileMover`."""
+    """See `baton.transfer.file_tier.mover.FileMover` and `baton.transfer.host_tier.mover.HostMover`."""
+
+    @property
+    def tier(self) -> str:
+        """The tier's name."""
+        ...
 
     def read(self, number: int, slots: Sequence[int]) -> None: ...
 
@@ -71,16 +78,16 @@ class _Load:
     late: bool = False
 
 
-class FileTierController:
-    """`LowerTier` over a `FileTier` and its mover."""
+class TierController:
+    """`LowerTier` over a `CacheTier` and its mover. Write-back needs `PrefixCache.on_evict` to call `on_evict`."""
 
     def __init__(
         self,
-        tier: FileTier,
+        tier: CacheTier,
         mover: TierMover,
         cache: PrefixCache,
         memory: PoolMemory,
-        write: FileTierWrite,
+        write: TierWrite,
         compute_s: Callable[[int, int], float],
     ) -> None:
         """`compute_s(num_pages, first)`: predicted seconds to compute pages after the first `first`; 0.0: unknown."""
@@ -93,7 +100,10 @@ class FileTierController:
         self._load: _Load | None = None
         self._num_loads = 0
         self._page_s = 0.0  # seconds to read a page, a moving average
-        self._seen = 0  # number of quarantined keys that were dropped
+        self._seen = self._seen_foreign = 0  # numbers of quarantined keys that were dropped
+        self._has_more = False  # to read, beyond what this turn may
+        self._now = 0.0  # of the last turn
+        self._ended_reads: list[EndedRead] = []
         self._chains: deque[tuple[PageKey, ...]] = deque(maxlen=MAX_CHAINS)
         self._num_writing = 0
         self._fresh: set[PageKey] = set()  # read from the tier, used by no prompt yet
@@ -107,14 +117,13 @@ class FileTierController:
 
     def poll(self, quarantine: Quarantine, now: float) -> None:
         """See `LowerTier`."""
+        self._now = now
         keys, self._seen = quarantine.since(self._seen)
-        for key in (*keys, *quarantine.take_foreign_keys()):  # a copy does not tell who computed its page
+        foreign, self._seen_foreign = quarantine.foreign_since(self._seen_foreign)
+        for key in (*keys, *foreign):  # a copy does not tell who computed its page
             self._drop(key)
-        for ended in self._mover.take_ended():
-            if isinstance(ended, EndedWrite):
-                self._end_write(ended, now)
-            else:
-                self._end_read(ended, now)
+        for ended in self._take_reads(now):
+            self._end_read(ended, now)
         if self._load is not None and not self._load.late and now >= self._load.started_at + READ_DEADLINE_S:
             self._load.late = True
             self._rest(now, "a read is late")
@@ -123,52 +132,74 @@ class FileTierController:
     def prefetch(self, waiting: Iterable[TierUse], now: float) -> None:
         """See `LowerTier`."""
         ahead = int(AHEAD_SHARE * self._cache.pool.num_pages)
-        if self._load is not None or now < self._rests_until:
-            return
+        most, self._has_more = max(1, READ_BYTES // self._memory.page_bytes), False
         for number, use in enumerate(waiting):
+            if self._load is not None or now < self._rests_until:
+                return
             ahead -= len(use.keys)
             if number and ahead < 0:
                 return
             first, num_pages = self._extension(use)
-            if num_pages and not use.gave_up:
-                num_pages = min(num_pages, max(1, READ_BYTES // self._memory.page_bytes))
-                keys = use.keys[first : first + num_pages]
-                slots = self._tier.begin_read(keys)
-                self._num_loads += 1
-                self._load = _Load(self._num_loads, use, first, keys, slots, now)
-                self._mover.read(self._num_loads, slots)
+            if not num_pages or self._is_given_up(use):
+                continue
+            if most == 0:
+                self._has_more = True
+                return
+            num_read = min(num_pages, most)
+            self._start_read(use, first, num_read, now)
+            for ended in self._take_reads(now):
+                self._end_read(ended, now)
+            most -= num_read
+            if num_read < num_pages:
+                self._has_more = self._load is None and not self._is_given_up(use)
                 return
 
     def must_wait(self, use: TierUse, now: float) -> bool:
         """See `LowerTier`."""
         first, num_pages = self._extension(use)
         is_stuck = self._load is not None and self._load.late
-        if not num_pages or use.gave_up or is_stuck or now < self._rests_until:
+        if not num_pages or self._is_given_up(use) or is_stuck or now < self._rests_until:
             return False
         if use.waits_since is None:
             use.waits_since = now
         compute_s = self._compute_s(num_pages, first)
         if now - use.waits_since >= MAX_WAIT_S or 0.0 < compute_s < num_pages * self._page_s:
-            use.gave_up = True
-        return not use.gave_up
+            use.gave_up.add(self._mover.tier)
+        return not self._is_given_up(use)
 
-    def on_admitted(self, keys: Sequence[PageKey]) -> int:
+    def on_admitted(self, keys: Sequence[PageKey]) -> Mapping[str, int]:
         """See `LowerTier`."""
         self._tier.touch(keys)
-        if self._write is FileTierWrite.SELECTIVE:
+        if self._write is TierWrite.SELECTIVE:
             self._add_chain(keys)
         used = self._fresh.intersection(keys)
         self._fresh -= used
-        return len(used)
+        return {self._mover.tier: len(used)} if used else {}
 
     def on_filled(self, keys: Sequence[PageKey], num_matched: int) -> None:
         """See `LowerTier`."""
         self._fresh.difference_update(keys[num_matched:])
-        if self._write is FileTierWrite.THROUGH:
+        if self._write is TierWrite.THROUGH:
             self._add_chain(keys)
+
+    def on_evict(self, key: PageKey) -> None:
+        """See `LowerTier`. A copy needs that of the page before it: copies those, too, the first one first."""
+        if self._write is not TierWrite.BACK or self._now < self._rests_until:
+            return
+        chain: list[PageKey] = []
+        above: PageKey | None = key
+        while above is not None and above not in self._tier:
+            chain.append(above)
+            above = self._cache.parent_of(above)
+        for one in reversed(chain):
+            if not self._may_write() or not self._copy(one, above):
+                return
+            above = one
 
     def next_wakeup(self) -> float | None:
         """See `LowerTier`."""
+        if self._has_more:
+            return self._now
         return None if self._load is None or self._load.late else self._load.started_at + READ_DEADLINE_S
 
     def _extension(self, use: TierUse) -> tuple[int, int]:
@@ -184,17 +215,23 @@ class FileTierController:
     def _copy_chains(self, now: float) -> None:
         if now < self._rests_until:
             self._chains.clear()
-        most = max(1, WRITE_BYTES // self._memory.page_bytes)
         while self._chains:
             parent: PageKey | None = None
             for key in self._chains[0]:
                 if key not in self._tier:
-                    if self._num_writing >= most:
+                    if not self._may_write():
                         return  # goes on when a write has ended
                     if not self._copy(key, parent):
                         break
                 parent = key
             self._chains.popleft()
+
+    def _may_write(self) -> bool:
+        """True if few enough pages wait to be written."""
+        most = max(1, WRITE_BYTES // self._memory.page_bytes)
+        if self._num_writing >= most:
+            self._end_writes(self._now)
+        return self._num_writing < most
 
     def _copy(self, key: PageKey, parent: PageKey | None) -> bool:
         """Starts to write a cached page with the digest that it settled with. False if it is gone or has no room."""
@@ -210,19 +247,42 @@ class FileTierController:
         self._mover.write(entry, bytes(self._memory.read([page])[0]))
         return True
 
+    def _start_read(self, use: TierUse, first: int, num_pages: int, now: float) -> None:
+        keys = use.keys[first : first + num_pages]
+        slots = self._tier.begin_read(keys)
+        self._num_loads += 1
+        self._load = _Load(self._num_loads, use, first, keys, slots, now)
+        self._mover.read(self._num_loads, slots)
+
+    def _is_given_up(self, use: TierUse) -> bool:
+        return self._mover.tier in use.gave_up
+
+    def _take_reads(self, now: float) -> list[EndedRead]:
+        self._end_writes(now)
+        reads, self._ended_reads = self._ended_reads, []
+        return reads
+
+    def _end_writes(self, now: float) -> None:
+        """Ends writes only: entering pages that were read may evict others, whose copies wait for ended writes."""
+        for ended in self._mover.take_ended():
+            if isinstance(ended, EndedWrite):
+                self._end_write(ended, now)
+            else:
+                self._ended_reads.append(ended)
+
     def _end_write(self, ended: EndedWrite, now: float) -> None:
         self._num_writing -= 1
         self._tier.end_write(ended.key, ended.slot, ok=ended.error is None)
         if ended.error is None:
             self._num_errors = 0
-            metrics.TIER_PAGES_TOTAL.labels(TIER, "written").inc()
+            metrics.TIER_PAGES_TOTAL.labels(self._mover.tier, "written").inc()
             return
-        metrics.TIER_PAGES_TOTAL.labels(TIER, "write_failed").inc()
+        metrics.TIER_PAGES_TOTAL.labels(self._mover.tier, "write_failed").inc()
         if ended.error.errno == errno.ENOSPC:
             before = self._tier.num_slots
             self._tier.limit(self._mover.first_slot_of_segment(ended.slot))
             if self._tier.num_slots < before:
-                log.warning("file_tier_full", slots=self._tier.num_slots, error=str(ended.error))
+                log.warning(f"{self._mover.tier}_tier_full", slots=self._tier.num_slots, error=str(ended.error))
         else:
             self._count_error(now, str(ended.error))
 
@@ -240,18 +300,18 @@ class FileTierController:
             elif self._tier.slot(key) == slot:  # else it was dropped meanwhile
                 self._on_bad_copy(key, torn=found is None, now=now)
         num_entered = self._enter(load, intact)
-        metrics.TIER_PAGES_TOTAL.labels(TIER, "read").inc(num_entered)
+        metrics.TIER_PAGES_TOTAL.labels(self._mover.tier, "read").inc(num_entered)
         if not num_entered:
-            load.use.gave_up = True
+            load.use.gave_up.add(self._mover.tier)
 
     def _on_bad_copy(self, key: PageKey, *, torn: bool, now: float) -> None:
         self._drop(key)
         if torn:
-            metrics.TIER_PAGES_TOTAL.labels(TIER, "read_failed").inc()
+            metrics.TIER_PAGES_TOTAL.labels(self._mover.tier, "read_failed").inc()
             self._count_error(now, "a page cannot be read")
         else:
-            metrics.TIER_CORRUPT_TOTAL.labels(TIER).inc()
-            log.warning("file_tier_corrupt", hint="The page is computed again.")
+            metrics.TIER_CORRUPT_TOTAL.labels(self._mover.tier).inc()
+            log.warning(f"{self._mover.tier}_tier_corrupt", hint="The page is computed again.")
 
     def _enter(self, load: _Load, pages: Sequence[tuple[bytearray, int]]) -> int:
         """Enters pages that were read into the cache, behind those that it has; returns their number."""
@@ -286,4 +346,4 @@ class FileTierController:
     def _rest(self, now: float, why: str) -> None:
         self._num_errors = 0
         self._rests_until = now + BREAK_S
-        log.warning("file_tier_rests", seconds=BREAK_S, error=why)
+        log.warning(f"{self._mover.tier}_tier_rests", seconds=BREAK_S, error=why)

@@ -1,4 +1,4 @@
-"""Opens the file tier of a worker: locks a folder, reads its index, starts the threads. Called once, by `app`."""
+"""Opens the tiers of a worker. A file tier locks a folder, reads its index, starts threads. Called once, by `app`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.build import Engine
-from baton.engine.file_tier.controller import FileTierController
-from baton.kv.file_tier.tier import FileTier
+from baton.engine.file_tier.controller import TierController
+from baton.kv.file_tier.tier import CacheTier
+from baton.kv.memory import PageMemory
 from baton.settings.base import SettingsError
-from baton.settings.groups import MIB, FileTierWrite
+from baton.settings.groups import MIB
+from baton.settings.tiers import TierWrite
 from baton.telemetry.logs import get_logger
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.mover import FileMover
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
+from baton.transfer.host_tier.mover import HostMover
 
 log = get_logger()
 
@@ -28,12 +31,26 @@ class TierFiles:
 
     directory: Path
     max_bytes: int
-    write: FileTierWrite
+    write: TierWrite
+
+
+def open_host_tier(
+    num_mib: int, write: TierWrite, engine: Engine, compute_s: Callable[[int, int], float]
+) -> TierController:
+    """An empty tier in `num_mib` MiB of host memory. Raises `SettingsError` if a page does not fit."""
+    page_bytes = engine.memory.page_bytes
+    num_slots = num_mib * MIB // page_bytes
+    if num_slots < 1:
+        why = f"one page takes {page_bytes / MIB:.1f} MiB"
+        raise SettingsError(f"host_tier_mib={num_mib}", why=why, hint="Raise --host-tier-mib.")
+    memory = PageMemory(num_slots, page_bytes, engine.memory.part_ends)
+    log.info("host_tier_ready", slots=num_slots, write=write.value)
+    return TierController(CacheTier(num_slots), HostMover(memory), engine.cache, engine.memory, write, compute_s)
 
 
 def open_file_tier(
     files: TierFiles, engine: Engine, compute_s: Callable[[int, int], float], on_ended: Callable[[], None]
-) -> tuple[FileTierController, Callable[[], None]]:
+) -> tuple[TierController, Callable[[], None]]:
     """The tier with the copies of an earlier process, and what closes it. Raises `SettingsError`."""
     page_bytes, part_ends = engine.memory.page_bytes, engine.memory.part_ends
     num_slots = files.max_bytes // page_bytes
@@ -50,9 +67,9 @@ def open_file_tier(
         stack.close()
         hint = "Give a directory that this user may write, or start without --file-tier-dir."
         raise SettingsError(f"file_tier_dir={files.directory}", why=str(error), hint=hint) from error
-    tier = FileTier(num_slots)
+    tier = CacheTier(num_slots)
     tier.restore(index.entries)
     mover = FileMover(slots, index, part_ends, on_ended)
     stack.callback(mover.close, CLOSE_S)
     log.info("file_tier_ready", folder=str(folder.path), slots=num_slots, pages=len(tier), write=files.write.value)
-    return FileTierController(tier, mover, engine.cache, engine.memory, files.write, compute_s), stack.close
+    return TierController(tier, mover, engine.cache, engine.memory, files.write, compute_s), stack.close

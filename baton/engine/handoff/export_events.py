@@ -15,7 +15,8 @@ from baton.domain.worker import WorkerRole
 class Seal:
     """Seal of a prompt: the last chunk is published and the first token, of output index `index`, is sampled.
 
-    Of the cached tokens `num_from_file` were read from the file tier, `num_imported` from other workers, by their role.
+    Of the cached tokens `num_from_tiers` were read from tiers below the pool, by their names, and `num_imported` from
+    other workers, by their role.
     """
 
     id: AttemptId
@@ -24,7 +25,7 @@ class Seal:
     finish: FinishReason | None
     num_pages: int
     times: PrefillTimes
-    num_from_file: int = 0
+    num_from_tiers: Mapping[str, int] = field(default_factory=dict)
     num_imported: Mapping[WorkerRole, int] = field(default_factory=dict)
 
 

@@ -1,1 +1,1 @@
-"""Policy of the file tier: which pages have copies in files, and which copy goes first. Pure."""
+"""Policy of the tiers below the pool, in files and host memory: which pages have copies, which goes first. Pure."""

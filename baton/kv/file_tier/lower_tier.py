@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.domain.ids import PageKey
@@ -12,12 +12,15 @@ from baton.kv.quarantine import Quarantine
 
 @dataclass(slots=True)
 class TierUse:
-    """What a waiting prompt does with the tier. `keys`, `tokens`: of its full pages that may be matched."""
+    """What a waiting prompt does with the tiers. `keys`, `tokens`: of its full pages that may be matched.
+
+    `gave_up`: names of the tiers that it expects nothing of.
+    """
 
     keys: Sequence[PageKey]
     tokens: Sequence[int] = ()
     waits_since: float | None = None
-    gave_up: bool = False
+    gave_up: set[str] = field(default_factory=set)
 
     def tokens_of(self, first: int, end: int) -> Sequence[int]:
         """Tokens of pages [first, end)."""
@@ -40,14 +43,21 @@ class LowerTier(Protocol):
         """True while the next prompt gets pages sooner from the tier than by computing them."""
         ...
 
-    def on_admitted(self, keys: Sequence[PageKey]) -> int:
-        """Counts a request that matched `keys`; returns how many of them the tier had read and no other has used."""
+    def on_admitted(self, keys: Sequence[PageKey]) -> Mapping[str, int]:
+        """Counts a request that matched `keys`; returns how many of them a tier had read and no other has used.
+
+        By the tier's name, without those that have none.
+        """
         ...
 
     def on_filled(self, keys: Sequence[PageKey], num_matched: int) -> None:
         """Tells that the cached pages of a chain are filled; those after the first `num_matched` were computed."""
         ...
 
+    def on_evict(self, key: PageKey) -> None:
+        """Tells that a cached page, which still has its bytes, is evicted now. Changes nothing in the cache."""
+        ...
+
     def next_wakeup(self) -> float | None:
-        """Time of the next deadline of a read."""
+        """Time of the next deadline of a read, or from when on there is more to read."""
         ...

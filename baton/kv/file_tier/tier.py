@@ -1,4 +1,4 @@
-"""Copies of cached pages in the slots of files. Bookkeeping only; `baton.transfer.file_tier` has the bytes.
+"""Copies of cached pages in slots, of files or of host memory. Bookkeeping only; `baton.transfer` has the bytes.
 
 A copy's life: *absent -> writing -> present <-> reading -> absent*. Rules:
 
@@ -48,7 +48,7 @@ class _Copy:
     use: PageUse = field(default_factory=PageUse)
 
 
-class FileTier:
+class CacheTier:
     """Copies of pages in `num_slots` slots."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy = EvictionPolicy.LRU) -> None:

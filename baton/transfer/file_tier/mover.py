@@ -49,6 +49,8 @@ class _Read:
 class FileMover:
     """Two threads over one folder. `on_ended` is called from them; it must not block."""
 
+    tier = "file"
+
     def __init__(
         self, file: SlotFile, index: IndexLog, part_ends: Sequence[int], on_ended: Callable[[], None] = lambda: None
     ) -> None:

@@ -15,7 +15,7 @@ from baton.domain.ids import PageKey
 from baton.engine.file_tier.controller import MAX_WAIT_S, READ_DEADLINE_S
 from baton.kv.file_tier.tier import SlotEntry
 from baton.kv.page_digests import PageState
-from baton.settings.groups import FileTierWrite
+from baton.settings.tiers import TierWrite
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
 from tests.cluster import eventually
@@ -38,8 +38,9 @@ def warm(root: Path) -> Path:
 
 def tokens_from_file(world: TierWorld, name: str = "b") -> int:
     seal = world.ask(name, PROMPT)
-    assert seal.num_from_file <= seal.times.cached_tokens
-    return seal.num_from_file
+    num_tokens = seal.num_from_tiers.get("file", 0)
+    assert num_tokens <= seal.times.cached_tokens
+    return num_tokens
 
 
 def test_a_restarted_worker_is_warm(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_pages_that_were_evicted_come_back(tmp_path: Path) -> None:
 
 
 def test_selective_copies_what_a_second_request_uses(tmp_path: Path) -> None:
-    world = TierWorld(tmp_path, FileTierWrite.SELECTIVE)
+    world = TierWorld(tmp_path, TierWrite.SELECTIVE)
     world.ask("a", PROMPT)
     world.ask("o", OTHER)
     assert len(world.tier) == 0
@@ -72,7 +73,7 @@ def test_selective_copies_what_a_second_request_uses(tmp_path: Path) -> None:
 
 def test_none_reads_and_writes_nothing(tmp_path: Path) -> None:
     warm(tmp_path)
-    world = TierWorld(tmp_path, FileTierWrite.NONE)
+    world = TierWorld(tmp_path, TierWrite.NONE)
     assert tokens_from_file(world) == NUM_COPIES * PAGE_SIZE
     world.ask("o", OTHER)
     world.ask("p", OTHER)
@@ -195,7 +196,7 @@ def test_a_stalled_disk_delays_a_prompt_for_a_moment(tmp_path: Path) -> None:
     world.turn()
     assert world.scheduler.num_waiting == 0, "it is computed"
     seal = world.finish("b")
-    assert seal.num_from_file == 0
+    assert not seal.num_from_tiers
     world.cache.clear()
     assert tokens_from_file(world, "c") == 0, "the circuit breaker is open"
     world.cache.clear()
@@ -271,7 +272,7 @@ def test_a_late_read_of_a_quarantined_page_enters_nothing(tmp_path: Path) -> Non
     world.turn()
     assert len(world.tier) == 0
     _StalledFile.released.set()
-    assert world.finish("b").num_from_file == 0
+    assert not world.finish("b").num_from_tiers
     world.close()
 
 

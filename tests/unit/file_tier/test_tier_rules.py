@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageKey
-from baton.kv.file_tier.tier import CopyState, FileTier, SlotEntry
+from baton.kv.file_tier.tier import CacheTier, CopyState, SlotEntry
 from tests.tiny_workers import REPEATABLE_SETTINGS
 
 KEYS = [PageKey(bytes([number]) * 16) for number in range(1, 13)]
@@ -26,7 +26,7 @@ class _World:
     """The tier, and the bytes of its slots as numbers of pages; -1 after a fault."""
 
     def __init__(self, num_slots: int) -> None:
-        self.tier = FileTier(num_slots)
+        self.tier = CacheTier(num_slots)
         self.disk: dict[int, int] = {}
         self.writes: list[tuple[int, int]] = []  # (page, slot)
         self.reads: list[tuple[int, int]] = []
@@ -119,7 +119,7 @@ def test_slots_copies_and_order_always_agree(operations: list[tuple[str, int]], 
     assert world.tier.num_free + len(world.tier) == world.tier.num_slots
 
 
-def written(tier: FileTier, *numbers: int) -> None:
+def written(tier: CacheTier, *numbers: int) -> None:
     for number in numbers:
         slot = tier.begin_write(KEYS[number], PARENTS[number], digest(number))
         assert slot is not None
@@ -127,7 +127,7 @@ def written(tier: FileTier, *numbers: int) -> None:
 
 
 def test_a_copy_is_matched_only_after_its_write() -> None:
-    tier = FileTier(2)
+    tier = CacheTier(2)
     slot = tier.begin_write(KEYS[0], None, digest(0))
     assert slot is not None
     assert tier.num_matching(KEYS[:1]) == 0
@@ -136,14 +136,14 @@ def test_a_copy_is_matched_only_after_its_write() -> None:
 
 
 def test_a_copy_needs_that_of_the_page_before_it() -> None:
-    tier = FileTier(4)
+    tier = CacheTier(4)
     assert tier.begin_write(KEYS[2], KEYS[0], digest(2)) is None
     written(tier, 0, 2)
     assert len(tier) == 2
 
 
 def test_the_oldest_leaf_goes_first() -> None:
-    tier = FileTier(3)
+    tier = CacheTier(3)
     written(tier, 0, 1, 2)  # 2 follows 0
     tier.touch([KEYS[0], KEYS[2]])
     written(tier, 3)  # follows 0
@@ -154,7 +154,7 @@ def test_the_oldest_leaf_goes_first() -> None:
 
 
 def test_other_bytes_are_a_miss() -> None:
-    tier = FileTier(1)
+    tier = CacheTier(1)
     written(tier, 0)
     slot = tier.begin_read(KEYS[:1])[0]
     assert tier.end_read(KEYS[0], slot, digest(0) ^ 1) is None
@@ -163,13 +163,13 @@ def test_other_bytes_are_a_miss() -> None:
 
 
 def test_only_present_copies_are_read() -> None:
-    tier = FileTier(1)
+    tier = CacheTier(1)
     with pytest.raises(Broken):
         tier.begin_read(KEYS[:1])
 
 
 def test_a_restored_copy_has_its_parent() -> None:
-    tier = FileTier(4)
+    tier = CacheTier(4)
     entries = [SlotEntry(number, KEYS[number], PARENTS[number], digest(number)) for number in (0, 2)]
     orphan, outside = SlotEntry(3, KEYS[5], PARENTS[5], 1), SlotEntry(9, KEYS[1], None, 1)
     tier.restore([*entries, orphan, outside])
@@ -180,14 +180,14 @@ def test_a_restored_copy_has_its_parent() -> None:
 
 def test_seeds_of_random_chains_restore_as_written() -> None:
     rng = random.Random(1)
-    tier = FileTier(12)
+    tier = CacheTier(12)
     for number in rng.sample(range(12), 12):
         slot = tier.begin_write(KEYS[number], PARENTS[number], digest(number))
         if slot is not None:
             tier.end_write(KEYS[number], slot, ok=True)
     slots = {key: tier.slot(key) for key in KEYS if key in tier}
     entries = [SlotEntry(slot, key, PARENTS[KEYS.index(key)], 7) for key, slot in slots.items() if slot is not None]
-    again = FileTier(12)
+    again = CacheTier(12)
     again.restore(rng.sample(entries, len(entries)))
     again.check()
     assert {key: again.slot(key) for key in KEYS if key in again} == slots

@@ -9,14 +9,14 @@ from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest
 from baton.engine.fake_runner import FakeRunner
-from baton.engine.file_tier.controller import FileTierController, TierMover
+from baton.engine.file_tier.controller import TierController, TierMover
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.kv_export import ExportTable
-from baton.kv.file_tier.tier import FileTier
+from baton.kv.file_tier.tier import CacheTier
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.settings.groups import FileTierWrite
+from baton.settings.tiers import TierWrite
 from baton.transfer.digest import PoolHasher
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.mover import FileMover
@@ -40,7 +40,7 @@ class TierWorld:
     def __init__(
         self,
         root: Path,
-        write: FileTierWrite = FileTierWrite.THROUGH,
+        write: TierWrite = TierWrite.THROUGH,
         num_slots: int = NUM_SLOTS,
         segment_bytes: int = 8 * PAGE_BYTES,
         file: type[SlotFile] = SlotFile,
@@ -48,14 +48,14 @@ class TierWorld:
         self.folder = FolderClaim(root, "fingerprint")
         self.file = file(self.folder.path, PAGE_BYTES, num_slots, segment_bytes)
         self.index = IndexLog(self.folder.path, PAGE_BYTES, 1)
-        self.tier = FileTier(num_slots)
+        self.tier = CacheTier(num_slots)
         self.tier.restore(self.index.entries)
         self.ended = threading.Event()
         self.mover: TierMover = FileMover(self.file, self.index, (PAGE_BYTES,), self.ended.set)
         memory = SimMemory(NUM_PAGES, PAGE_BYTES)
         self.memory = memory
         self.cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory))
-        self.controller = FileTierController(
+        self.controller = TierController(
             self.tier, self.mover, self.cache, memory, write, compute_s=lambda num_pages, first: 0.0
         )
         self.exports = ExportTable(self.cache.pool, LEASE_S, False)
