@@ -88,7 +88,7 @@ class TranscriptDrafter:
         self._rng = random.Random(seed)
         self._num_tokens: dict[AttemptId, int] = {}
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         """See `Drafter.begin`."""
         self._num_tokens[id] = len(tokens)
 

@@ -245,7 +245,7 @@ class DecodeScheduler:
         bisect.insort(self._running, row, key=_arrival_number)
         row.timer.enter(now)
         if self._drafts is not None and event != "resume":
-            self._drafts.begin(row.request.id, row.tokens)
+            self._drafts.begin(row.request, row.tokens)
         log_transition("row", row.request.id, event, "running")
 
     def _grow(self, copies: list[HostCopy], now: float) -> None:

@@ -32,7 +32,7 @@ class SimDrafter:
         """Rows that have begun and not ended."""
         return len(self._rows)
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         """See `Drafter.begin`."""
         if id in self._rows:
             raise Violation("I4", f"the drafter was told twice that {id} begins")

@@ -28,8 +28,11 @@ NO_PROPOSAL = Proposal()
 class Drafter(Protocol):
     """Proposes tokens for the rows of one worker. Used from the engine thread; keeps nothing after `end`."""
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
-        """A row joins with `tokens`, prompt and output. They must be copied: the caller's list grows."""
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
+        """A row joins with `tokens`, prompt and output. They must be copied: the caller's list grows.
+
+        Rows of another `salt` must not profit from them: it tells tenants apart.
+        """
         ...
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:

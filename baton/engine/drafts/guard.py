@@ -37,9 +37,9 @@ class GuardedDrafter:
         self._num_calls = 0
         self._seconds = 0.0
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         """See `Drafter.begin`."""
-        self._call(lambda drafter: drafter.begin(id, tokens))
+        self._call(lambda drafter: drafter.begin(id, tokens, salt))
 
     def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
         """See `Drafter.accepted`."""

@@ -30,6 +30,7 @@ class SuffixLibrary:
     free: Callable[[int], None]
     append: Callable[[int, int, int, int], int]
     continuation: Callable[[int, int, int, int], int]
+    walk: Callable[[int, int, int, int], None]
     bytes: Callable[[int], int]
 
 
@@ -54,6 +55,7 @@ def open_suffix_library(spec: BuildSpec = SUFFIX_INDEX) -> SuffixLibrary | None:
         free=function("free", None, address),
         append=function("append", number, address, address, number, address),
         continuation=function("continuation", number, address, number, number, address),
+        walk=function("walk", None, address, address, number, address),
         bytes=function("bytes", number, address),
     )
 
@@ -99,8 +101,18 @@ class NativeSuffixAutomaton:
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
         """See `SuffixIndex.continuation`."""
+        return self.continuation_at(self._match[1], max_tokens)
+
+    def match(self, text: Sequence[int]) -> tuple[int, int]:
+        """See `SuffixIndex.match`."""
+        buffer, cursor = array(TOKEN_TYPE, text), array("q", [0, 0, 0])  # the root, length, end
+        self._library.walk(self._handle, *buffer.buffer_info(), cursor.buffer_info()[0])
+        return cursor[1], cursor[2]
+
+    def continuation_at(self, first: int, max_tokens: int) -> tuple[int, ...]:
+        """See `SuffixIndex.continuation_at`."""
         out = array(TOKEN_TYPE, bytes(4 * max_tokens))
-        num_tokens = self._library.continuation(self._handle, self._match[1], max_tokens, out.buffer_info()[0])
+        num_tokens = self._library.continuation(self._handle, first, max_tokens, out.buffer_info()[0])
         return tuple(out[:num_tokens])
 
 

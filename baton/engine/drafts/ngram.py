@@ -1,21 +1,28 @@
 """Drafts from the row's own tokens: what followed the last time that the text ended as it does now.
 
 Lookup in the prompt (prompt lookup decoding; SuffixDecoding, arXiv:2411.04975), by a suffix automaton over prompt and
-output of each request. Requests share nothing: what one was given is no hint for another.
+output of each request. Requests share nothing, unless there is a `SuffixStore` of earlier outputs: what it finds counts
+where it is the longer match.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.ids import AttemptId
 from baton.engine.drafts.base import NO_PROPOSAL, Proposal
+from baton.engine.drafts.store import MAX_OUTPUT_TOKENS, SuffixStore
 from baton.engine.drafts.suffix_automaton import SuffixAutomaton, SuffixIndex
 
 MIN_MATCH_TOKENS = 3
 MAX_GRADED_TOKENS = 16
 """Longer matches are one grade."""
+STORED_GRADES = 100
+"""Added to the grade of what the store proposes: it is right less often."""
+TAIL_TOKENS = 32
+"""Tokens at the end of a row that are looked up in the store, and of its prompt that are stored before its output."""
 MAX_STEP_TOKENS = 256
 """Tokens that all rows index in a step, so that a long prompt does not delay it: about 1 ms in pure Python."""
 MAX_INDEXED_TOKENS = 1 << 19
@@ -25,7 +32,10 @@ MAX_INDEXED_TOKENS = 1 << 19
 @dataclass(slots=True)
 class _Index:
     suffixes: SuffixIndex
-    backlog: list[int] = field(default_factory=list)  # tokens that are not indexed yet, in order
+    backlog: list[int]  # tokens that are not indexed yet, in order
+    salt: str
+    tail: deque[int]
+    output: list[int] = field(default_factory=list)  # for the store
 
 
 class NGramDrafter:
@@ -36,8 +46,13 @@ class NGramDrafter:
         max_step_tokens: int = MAX_STEP_TOKENS,
         max_indexed_tokens: int = MAX_INDEXED_TOKENS,
         new_index: Callable[[], SuffixIndex] = SuffixAutomaton,
+        store: SuffixStore | None = None,
     ) -> None:
-        """`max_indexed_tokens`: over all rows; one that does not fit is not indexed."""
+        """`max_indexed_tokens`: over all rows; one that does not fit is not indexed.
+
+        `store` None: rows share nothing.
+        """
+        self._store = store
         self._new_index = new_index
         self._max_step_tokens = max_step_tokens
         self._max_indexed_tokens = max_indexed_tokens
@@ -46,11 +61,12 @@ class NGramDrafter:
         self._num_left = max_step_tokens
         self.num_tokens = 0
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         """See `Drafter.begin`. Copies the tokens; later steps index them."""
         if self.num_tokens + len(tokens) <= self._max_indexed_tokens:
             self.num_tokens += len(tokens)
-            self._indexes[id] = _Index(self._new_index(), list(tokens))
+            tail = tokens[-TAIL_TOKENS:]
+            self._indexes[id] = _Index(self._new_index(), list(tokens), salt, deque(tail, TAIL_TOKENS), list(tail))
 
     def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
         """See `Drafter.accepted`."""
@@ -60,13 +76,19 @@ class NGramDrafter:
             return self.end(id)
         self.num_tokens += len(tokens)
         index.backlog += tokens
+        if self._store is not None:
+            index.tail.extend(tokens)
+            index.output += tokens[: MAX_OUTPUT_TOKENS - len(index.output)]
 
     def end(self, id: AttemptId) -> None:
         """See `Drafter.end`."""
         index = self._indexes.pop(id, None)
         self._asked.discard(id)
-        if index is not None:
-            self.num_tokens -= len(index.suffixes) + len(index.backlog)
+        if index is None:
+            return
+        self.num_tokens -= len(index.suffixes) + len(index.backlog)
+        if self._store is not None:
+            self._store.add(index.salt, index.output)
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
         """See `Drafter.propose`. The grade is the length of the match. None while tokens of the row wait."""
@@ -76,6 +98,11 @@ class NGramDrafter:
         if index.backlog and not self._catch_up(index):
             return NO_PROPOSAL
         length = index.suffixes.match_length
+        if self._store is not None and length < MAX_GRADED_TOKENS:
+            least = max(MIN_MATCH_TOKENS, length + 1)
+            tokens, stored = self._store.continuation(index.salt, index.tail, least, max_tokens)
+            if tokens:
+                return Proposal(tokens, STORED_GRADES + min(stored, MAX_GRADED_TOKENS))
         if length < MIN_MATCH_TOKENS:
             return NO_PROPOSAL
         return Proposal(index.suffixes.continuation(max_tokens), min(length, MAX_GRADED_TOKENS))

@@ -120,9 +120,9 @@ class DraftPolicy:
         self._grades: dict[AttemptId, int] = {}  # of the drafts in the step under way
         self.totals = DraftTotals()
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, request: EngineRequest, tokens: Sequence[int]) -> None:
         """A row joins the batch for the first time."""
-        self._drafter.begin(id, tokens)
+        self._drafter.begin(request.id, tokens, request.salt)
 
     def end(self, id: AttemptId) -> None:
         """A row has ended."""

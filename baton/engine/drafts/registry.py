@@ -13,10 +13,13 @@ from types import MappingProxyType
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.native_suffix import max_step_tokens, new_suffix_index
 from baton.engine.drafts.ngram import NGramDrafter
+from baton.engine.drafts.store import SuffixStore
 from baton.settings.base import SettingsError
 
 ENTRY_POINT_GROUP = "baton.drafters"
 NO_DRAFTER = "none"
+STORE_BYTES = 64 << 20
+"""Of earlier outputs that `ngram-shared` keeps: some 700,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,14 @@ def _ngram(_: int) -> NGramDrafter:
     return NGramDrafter(max_step_tokens(), new_index=new_suffix_index)
 
 
-BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType({"ngram": DrafterEntry(_ngram)})
+def _ngram_shared(_: int) -> NGramDrafter:
+    store = SuffixStore(STORE_BYTES, new_suffix_index)
+    return NGramDrafter(max_step_tokens(), new_index=new_suffix_index, store=store)
+
+
+BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
+    {"ngram": DrafterEntry(_ngram), "ngram-shared": DrafterEntry(_ngram_shared)}
+)
 
 
 def find_drafter(name: str) -> DrafterEntry | None:

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 NO_STATE, NO_TOKEN = -1, -1
+SEPARATOR = -2
+"""Ends a text inside an index of several: a token that no vocabulary has. Continuations end before it."""
+BYTES_PER_TOKEN = 160
+"""Memory of a token in this implementation, at most, in what was measured."""
 ROOT = 0
 MAX_UPDATED_STATES = 8
 """States whose latest occurrence a token updates: shorter and shorter suffixes, so the longest ones stay recent."""
@@ -37,6 +41,19 @@ class SuffixIndex(Protocol):
 
         With no match they are those from the first on; without any token there are none.
         """
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        ...
+
+    def match(self, text: Sequence[int]) -> tuple[int, int]:
+        """Length of the longest suffix of another text that occurs here, and one past a recent occurrence."""
+        ...
+
+    def continuation_at(self, first: int, max_tokens: int) -> tuple[int, ...]:
+        """The tokens from `first` on, up to a separator."""
         ...
 
 
@@ -83,11 +100,33 @@ class SuffixAutomaton:
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
         """See `SuffixIndex.continuation`."""
-        first, num_tokens = self.match_end, len(self.tokens)
+        return self.continuation_at(self.match_end, max_tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `SuffixIndex.num_bytes`. An estimate."""
+        return BYTES_PER_TOKEN * len(self.tokens)
+
+    def match(self, text: Sequence[int]) -> tuple[int, int]:
+        """See `SuffixIndex.match`."""
+        state, length = ROOT, 0
+        for token in text:
+            while (target := self._next(state, token)) == NO_STATE and state != ROOT:
+                state = self._link[state]
+                length = self._length[state]
+            if target != NO_STATE:
+                state, length = target, length + 1
+        return length, self._end[state]
+
+    def continuation_at(self, first: int, max_tokens: int) -> tuple[int, ...]:
+        """See `SuffixIndex.continuation_at`. What lies behind the end of all tokens repeats them."""
+        num_tokens = len(self.tokens)
         period = num_tokens - first
         if max_tokens <= period or period == 0:
-            return tuple(self.tokens[first : first + max_tokens])
-        return tuple([self.tokens[first + place % period] for place in range(max_tokens)])
+            found = tuple(self.tokens[first : first + max_tokens])
+        else:
+            found = tuple([self.tokens[first + place % period] for place in range(max_tokens)])
+        return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
     def _find_match(self, end: int) -> None:
         """Reads the latest earlier occurrence of the longest repeated suffix; then this one is the latest."""

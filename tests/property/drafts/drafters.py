@@ -19,7 +19,7 @@ class CheckedDrafter:
         self._right = right
         self.num_tokens: dict[AttemptId, int] = {}
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         assert id not in self.num_tokens, f"{id} begins twice"
         assert list(tokens) == list(self._right(id)[: len(tokens)]), f"{id} begins with other tokens"
         self.num_tokens[id] = len(tokens)

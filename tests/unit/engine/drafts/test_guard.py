@@ -39,7 +39,7 @@ class ScriptedDrafter:
         if self.error is not None:
             raise self.error
 
-    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         self._called()
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:

@@ -20,7 +20,7 @@ from baton.engine.drafts.native_suffix import (
 )
 from baton.engine.drafts.ngram import NGramDrafter
 from baton.engine.drafts.registry import find_drafter
-from baton.engine.drafts.suffix_automaton import SuffixAutomaton, SuffixIndex
+from baton.engine.drafts.suffix_automaton import SEPARATOR, SuffixAutomaton, SuffixIndex
 from baton.model.kernels import build as building
 from tests.unit.engine.drafts.test_suffix_automaton import longest_repeated_suffix
 
@@ -56,8 +56,8 @@ def test_the_longest_match_is_found_after_every_call(new_index, parts: list[list
 
 @needs_library
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(parts=TOKENS)
-def test_the_native_index_is_the_reference(parts: list[list[int]]):
+@given(parts=TOKENS, other=SMALL)
+def test_the_native_index_is_the_reference(parts: list[list[int]], other: list[int]):
     reference, native = SuffixAutomaton(), new_suffix_index()
     for part in parts:
         for index in (reference, native):
@@ -65,6 +65,26 @@ def test_the_native_index_is_the_reference(parts: list[list[int]]):
         assert (native.match_length, native.match_end) == (reference.match_length, reference.match_end)
         for num_tokens in (1, 15):
             assert native.continuation(num_tokens) == reference.continuation(num_tokens)
+        assert native.match(other) == reference.match(other)
+
+
+@pytest.mark.parametrize("new_index", INDEXES)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(texts=st.lists(SMALL, max_size=5), other=SMALL)
+def test_another_text_is_matched_by_its_longest_suffix(new_index, texts: list[list[int]], other: list[int]):
+    """Of an index of several texts, no match and no continuation reaches over the end of one."""
+    index: SuffixIndex = new_index()
+    tokens: list[int] = []
+    for text in texts:
+        index.extend([*text, SEPARATOR])
+        tokens += [*text, SEPARATOR]
+    length, end = index.match(other)
+    suffixes = [other[len(other) - n :] for n in range(len(other), 0, -1)]
+    found = [s for s in suffixes if any(tokens[at : at + len(s)] == s for at in range(len(tokens)))]
+    assert length == (len(found[0]) if found else 0)
+    if length:
+        assert tokens[end - length : end] == other[-length:]
+        assert index.continuation_at(end, 4) == tuple(tokens[end : tokens.index(SEPARATOR, end)][:4])
 
 
 @needs_library

@@ -34,6 +34,14 @@ def test_built_in_drafters_and_none():
     assert find_drafter(DecodeSettings().drafter) is None, "off by default"
 
 
+def test_only_ngram_shared_keeps_earlier_outputs():
+    made = {name: entry.make(100) for name in ("ngram", "ngram-shared") if (entry := find_drafter(name)) is not None}
+    assert {name: vars(drafter)["_store"] is not None for name, drafter in made.items()} == {
+        "ngram": False,
+        "ngram-shared": True,
+    }
+
+
 def test_a_plugin_is_found_by_its_entry_point():
     entry = find_drafter("mine")
     assert entry == PLUGIN
@@ -42,7 +50,7 @@ def test_a_plugin_is_found_by_its_entry_point():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("eagle", "there is no such drafter. Known are: none, ngram, mine, trees, wrong"),
+        ("eagle", "there is no such drafter. Known are: none, ngram, ngram-shared, mine, trees, wrong"),
         ("trees", "max_branches=4.*chains of tokens only"),
         ("wrong", "gives str, not DrafterEntry"),
     ],
