@@ -72,7 +72,7 @@ def generate_scenario(seed: int) -> Scenario:
             more = _rollout(Random(f"rollout {seed}"), scenario)
         case _:
             more = []
-    eviction = Random(f"eviction {seed}").choice(list(EvictionPolicy))
+    eviction = _eviction(seed)
     order = Random(f"order {seed}")
     drafts = Random(f"drafts {seed}").random() < 0.5
     return replace(
@@ -87,6 +87,13 @@ def generate_scenario(seed: int) -> Scenario:
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )
+
+
+def _eviction(seed: int) -> EvictionPolicy:
+    """Any; in seeds that mostly fail routers the choice of earlier versions, on which planted bugs are found."""
+    rng = Random(f"eviction {seed}")
+    eviction = rng.choice([EvictionPolicy.LRU, EvictionPolicy.LFU, EvictionPolicy.SLRU])
+    return EvictionPolicy.PRIORITY if seed % 10 not in ROUTER_SEEDS and rng.random() < 0.25 else eviction
 
 
 def _host_write(rng: Random, scenario: Scenario) -> TierWrite | None:

@@ -6,6 +6,8 @@ The policies are those of SGLang's `evict_policy.py`, with pages for radix-tree 
 * `lfu`: the page that the fewest requests have matched; of those, the least recently used.
 * `slru`: segmented LRU (Karedla, Love and Wherry, 1994). Pages that were never matched after they were computed are
   on probation and go first, so one scan of unique prompts cannot evict what many requests share.
+* `priority`: the page whose requests had the lowest priority; of those, the least recently used. Pages that no request
+  has used yet, read ahead from a tier or from another worker, go before all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from dataclasses import dataclass
 
 from baton.domain.ids import PageKey
 
+NO_PRIORITY = -(2**31)
+"""Below that of any request."""
+
 
 class EvictionPolicy(enum.StrEnum):
     """Order in which unheld cached pages are evicted. Leaves go first under every policy."""
@@ -24,14 +29,19 @@ class EvictionPolicy(enum.StrEnum):
     LRU = "lru"
     LFU = "lfu"
     SLRU = "slru"
+    PRIORITY = "priority"
 
 
 @dataclass(slots=True)
 class PageUse:
-    """Use of one cached page. `last_use` counts uses of the whole cache; `num_hits` counts requests that matched it."""
+    """Use of one cached page. `last_use` counts uses of the whole cache; `num_hits` counts requests that matched it.
+
+    `priority`: the highest of the requests that used it. A page's is never above that of the page before it.
+    """
 
     last_use: int = 0
     num_hits: int = 0
+    priority: int = NO_PRIORITY
 
 
 Rank = tuple[int, int]
@@ -40,6 +50,7 @@ _RANKS: dict[EvictionPolicy, Callable[[PageUse], Rank]] = {
     EvictionPolicy.LRU: lambda use: (0, use.last_use),
     EvictionPolicy.LFU: lambda use: (use.num_hits, use.last_use),
     EvictionPolicy.SLRU: lambda use: (min(1, use.num_hits), use.last_use),
+    EvictionPolicy.PRIORITY: lambda use: (use.priority, use.last_use),
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import PageId, PageKey
+from baton.kv.eviction import NO_PRIORITY
 from baton.kv.keys import next_key, page_keys, root_key
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Hold
@@ -27,6 +28,7 @@ class PageTable:
         self.salt = salt  # may be set until the first page is cached
         self._keys: list[PageKey] = []  # of the cached pages
         self._counts_hits = False  # the matched pages are still to be counted as hits
+        self._priority = NO_PRIORITY  # of the request
 
     @property
     def num_slots(self) -> int:
@@ -42,6 +44,12 @@ class PageTable:
     def num_own_pages(self) -> int:
         """Pages that nothing else holds."""
         return self._cache.pool.num_held_once(self.pages)
+
+    def set_priority(self, priority: int) -> None:
+        """Sets the request's priority, for the eviction of the pages that it uses."""
+        self._priority = priority
+        if not self._counts_hits:
+            self._cache.raise_priority(self._keys, priority)
 
     def match(self, keys: Sequence[PageKey]) -> int:
         """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens."""
@@ -86,6 +94,7 @@ class PageTable:
         self.pages += pages
         if self._counts_hits:  # now, not at the match: a request without room matches again every turn
             self._cache.count_hits(self._keys)
+            self._cache.raise_priority(self._keys, self._priority)
             self._counts_hits = False
         return True
 
@@ -117,6 +126,7 @@ class PageTable:
         used = self._cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)
         self.pages[num_cached : num_cached + len(used)] = used
         self._keys += keys[: len(used)]
+        self._cache.raise_priority(keys[: len(used)], self._priority)
 
     def digests(self, num_pages: int) -> list[int]:
         """Digests of the first `num_pages` pages: the kept ones, and new ones of pages that are not full yet.

@@ -149,6 +149,13 @@ class PrefixCache:
             if node is not None:
                 node.use.num_hits += 1
 
+    def raise_priority(self, keys: Sequence[PageKey], priority: int) -> None:
+        """Tells that a request of `priority` uses the cached pages of a chain, which begins with the first page."""
+        for key in keys:
+            node = self._nodes.get(key)
+            if node is not None:
+                node.use.priority = max(node.use.priority, priority)
+
     def page_of(self, key: PageKey) -> PageId:
         """Page of a cached key. Raises `KeyError` for any other."""
         return self._nodes[key].page

@@ -91,6 +91,7 @@ class EvictionPolicyKind(StrEnum):
     LRU = "lru"
     LFU = "lfu"
     SLRU = "slru"
+    PRIORITY = "priority"
 
 
 class MetricNamesKind(StrEnum):
@@ -253,8 +254,9 @@ class WorkerSettings(ServiceSettings):
     Unless off, idle pages are checked too, within 10 minutes."""
 
     eviction_policy: EvictionPolicyKind = EvictionPolicyKind.LRU
-    """Order in which cached pages are evicted: least recently used (lru), least often matched (lfu), or segmented LRU
-    (slru), which evicts pages that no second request has matched first."""
+    """Order in which cached pages are evicted: least recently used (lru), least often matched (lfu), segmented LRU
+    (slru), which evicts pages that no second request has matched first, or those of requests of the lowest `priority`
+    first (priority), over all tenants."""
 
     page_tags: PageTagKind = PageTagKind.AUTO
     """Authenticate imported pages with tags under the cluster secret: on, off, or auto, which is on where a pool in

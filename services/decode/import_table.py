@@ -304,9 +304,11 @@ class ImportTable:
         if kv_import is None or kv_import.reservation_id != reservation_id or kv_import.request is not None:
             return None
         num_cached_pages = kv_import.prefix_len // self.limits.page_size
-        if kv_import.num_tokens != len(request.tokens):
+        has_length = kv_import.num_tokens == len(request.tokens)
+        if not has_length or not kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages):
             return None
-        return kv_import if kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages) else None
+        kv_import.table.set_priority(request.priority)
+        return kv_import
 
     def _allocate_pages(self, kv_import: KvImport) -> None:
         kv_import.advance(ImportEvent.ALLOCATE)

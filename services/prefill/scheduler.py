@@ -143,6 +143,7 @@ class PrefillScheduler:
             message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_usable}"
             return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
+        table.set_priority(request.priority)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
         prompt = Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
         prompt.keys = page_keys(request.tokens, size, request.salt)

@@ -141,9 +141,10 @@ def test_prefix_cache(policy: EvictionPolicy):
     run_state_machine_as_test(machine, settings=REPEATABLE_SETTINGS)
 
 
-def fill(cache: PrefixCache, tokens: list[int]) -> bool:
+def fill(cache: PrefixCache, tokens: list[int], priority: int = 0) -> bool:
     """Runs one request to its end; returns whether its pages fitted."""
     table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
+    table.set_priority(priority)
     table.match_tokens(tokens)
     filled = table.extend(len(tokens))
     if filled:
@@ -156,6 +157,7 @@ RANKS: dict[EvictionPolicy, Callable[[int, int], tuple[int, ...]]] = {
     EvictionPolicy.LRU: lambda last_use, num_hits: (last_use,),
     EvictionPolicy.LFU: lambda last_use, num_hits: (num_hits, last_use),
     EvictionPolicy.SLRU: lambda last_use, num_hits: (num_hits > 0, last_use),
+    EvictionPolicy.PRIORITY: lambda last_use, num_hits: (last_use,),  # all requests have one priority
 }
 
 
@@ -192,6 +194,40 @@ def test_a_shared_prefix_survives_a_scan_of_unique_prompts(policy: str, survives
     for number in range(2 * NUM_PAGES):
         fill(cache, [2 + number] * PAGE_SIZE)
     assert cache.num_matching(page_keys(shared, PAGE_SIZE, "")) == survives
+
+
+@REPEATABLE_SETTINGS
+@given(requests=st.lists(st.tuples(TOKENS, st.integers(-2, 2)), min_size=1, max_size=8))
+def test_pages_of_low_priority_go_first(requests: list[tuple[list[int], int]]):
+    """A page has the highest priority of the requests that used it, so leaves hold up no worse ones."""
+    cache = PrefixCache(PagePool(8 * (4 + 1)), policy=EvictionPolicy.PRIORITY)
+    expected: dict[tuple[int, ...], tuple[int, int]] = {}  # highest priority, last use
+    for now, (tokens, priority) in enumerate(requests):
+        assert fill(cache, tokens, priority)
+        for prefix in (tuple(tokens[:end]) for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE)):
+            expected[prefix] = max(priority, expected.get(prefix, (priority, 0))[0]), now
+    order = []
+    while expected:
+        leaves = [one for one in expected if not any(one == other[: len(one)] != other for other in expected)]
+        first = min(leaves, key=lambda leaf: expected[leaf])
+        taken = cache.allocate(cache.pool.num_free + 1, Hold.LIVE)
+        assert taken is not None
+        assert cache.num_matching(page_keys(first, PAGE_SIZE, "")) == len(first) // PAGE_SIZE - 1
+        order.append(expected.pop(first)[0])
+        cache.pool.drop(taken, Hold.LIVE)
+    assert order == sorted(order)
+
+
+def test_a_request_without_room_raises_no_priority():
+    cache = PrefixCache(PagePool(NUM_PAGES), policy=EvictionPolicy.PRIORITY)
+    fill(cache, [0] * PAGE_SIZE, priority=-1)
+    (key,) = page_keys([0] * PAGE_SIZE, PAGE_SIZE, "")
+    table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
+    table.set_priority(5)
+    table.match([key])
+    assert not table.extend((NUM_PAGES + 1) * PAGE_SIZE)
+    table.release()
+    assert cache._nodes[key].use.priority == -1
 
 
 def test_a_request_without_room_counts_no_hit_however_often_it_tries():
