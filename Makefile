@@ -40,7 +40,7 @@ test-fast: install-dev ## Unit, property and contract tests that take a moment
 		$(PARALLEL) $(ARGS)
 
 test-clients: export OMP_NUM_THREADS := 1
-test-clients: install-dev ## LangChain, LiteLLM, instructor, agents, GuideLLM and AIPerf against a local cluster (ARGS="-k litellm")
+test-clients: install-dev ## LangChain, LiteLLM, instructor, agents, GuideLLM, AIPerf, lm-eval against a local cluster (ARGS="-k litellm")
 	@scripts/install_clients.sh
 	@$(BIN)/python -m tests.clients .venv-clients/bin/python $(ARGS)
 

@@ -22,7 +22,7 @@ from tests.service.http.http_server import RouterServer, events_of, router, toke
 SHAPES = Path(__file__).parent
 CLIENTS = sorted(path.stem for path in SHAPES.glob("*.jsonl"))
 ARGUMENTS = '{"city": "Oslo"}'
-CHAT = "/v1/chat/completions"
+CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 
 
 def shapes(client: str) -> list[dict[str, Any]]:
@@ -60,8 +60,11 @@ async def check_whole(world: RouterServer, path: str, body: dict[str, Any]) -> N
     answer = await world.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     assert UNKNOWN_FIELDS not in answer.headers, answer.headers[UNKNOWN_FIELDS]
+    if path == TOKENIZE:
+        assert answer.json()["tokens"]
+        return
     if path != CHAT:
-        assert Completion.model_validate(answer.json()).choices[0].text == "Hello."
+        check_completion(answer.json(), body)
         return
     read = ChatCompletion.model_validate(answer.json())
     assert len(read.choices) == body.get("n", 1)
@@ -69,6 +72,19 @@ async def check_whole(world: RouterServer, path: str, body: dict[str, Any]) -> N
     assert [call.function.name for call in calls if call.type == "function"] == ([expected_call(body)] if calls else [])
     assert bool(calls) == (expected_call(body) is not None)
     assert calls or all(choice.message.content == "Hello." for choice in read.choices)
+
+
+def check_completion(read: dict[str, Any], body: dict[str, Any]) -> None:
+    if not body.get("echo"):
+        assert Completion.model_validate(read).choices[0].text == "Hello."
+        return
+    assert len(read["choices"]) == len(body["prompt"])
+    for choice, prompt in zip(read["choices"], body["prompt"], strict=True):
+        assert choice["text"].endswith("Hello.")
+        first, *scores = choice["logprobs"]["token_logprobs"]  # the SDK's own type does not allow the null of the first
+        assert first is None
+        assert len(scores) > len(prompt) - 1
+        assert all(isinstance(score, float) for score in scores)
 
 
 async def check_stream(world: RouterServer, path: str, body: dict[str, Any]) -> None:
@@ -92,8 +108,9 @@ async def check_stream(world: RouterServer, path: str, body: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_what_clients_send_is_answered_as_they_read_it(client: str) -> None:
-    first, *_ = all_shapes = shapes(client)
-    async with router(answering(first["body"]), model_name=first["body"]["model"], max_model_len=4096) as world:
+    all_shapes = shapes(client)
+    first = next(shape["body"] for shape in all_shapes if shape["path"] != TOKENIZE)
+    async with router(answering(first), model_name=first["model"], max_model_len=4096) as world:
         for shape in all_shapes:
             body = shape["body"]
             world.dispatcher.script = answering(body)
@@ -102,6 +119,6 @@ async def test_what_clients_send_is_answered_as_they_read_it(client: str) -> Non
 
 def test_shapes_of_each_client_are_here() -> None:
     """A run of one client alone must not leave the others out."""
-    assert CLIENTS == ["agents", "aiperf", "guidellm", "instructor", "langchain", "litellm"]
+    assert CLIENTS == ["agents", "aiperf", "guidellm", "instructor", "langchain", "litellm", "lm_eval"]
     assert all(shapes(client) for client in CLIENTS)
-    assert {shape["path"] for client in CLIENTS for shape in shapes(client)} == {CHAT, "/v1/completions"}
+    assert {shape["path"] for client in CLIENTS for shape in shapes(client)} == {CHAT, "/v1/completions", TOKENIZE}
