@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from services.cli.bench.commands import bench_app
+from services.cli.cache.command import cache_app
 from services.cli.chat.command import chat
 from services.cli.doctor.command import doctor
 from services.cli.environment.collect_env import collect_env
@@ -34,6 +35,7 @@ def build_app() -> App:
         version=lambda: importlib.metadata.version("baton-serve"),
     )
     app.command(bench_app)
+    app.command(cache_app)
     app.command(chat)
     app.command(doctor)
     app.command(drain)
