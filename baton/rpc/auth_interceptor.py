@@ -31,6 +31,9 @@ from baton.rpc.request_metadata import log_fields
 Context = grpc.aio.ServicerContext[Any, Any]
 
 BUDGET_RETRY_S = 1.0
+SESSION_METHOD = "/baton.v1.Session/Connect"
+"""A call that is a stream of requests. Its token covers no request: a stranger's first byte is not read, and both ends
+prove themselves again before the first frame."""
 
 HEALTH_METHODS = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch"))
 
@@ -104,7 +107,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(details)
             if handler is None:  # not cached: names of missing methods are unbounded
                 return None
-            if handler.request_streaming and not (self._rules.open and method == REFLECTION_METHOD):
+            reflects = self._rules.open and method == REFLECTION_METHOD
+            if handler.request_streaming and method != SESSION_METHOD and not reflects:
                 raise NotImplementedError(f"{method}: a stream of requests cannot carry call tokens")
             self._handlers[method] = handler
         if method in HEALTH_METHODS:
@@ -113,7 +117,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(token, Fault):
             return self._refusal(token, method)
         if handler.request_streaming:
-            return handler
+            return handler  # of a session all that follows is tagged, from the handshake on
         return self._guard(method, handler, token)
 
     def _admit(self, method: str, metadata: Any) -> CallToken | Fault | None:

@@ -367,6 +367,15 @@ SEND_BACKS_TOTAL = Counter(
     registry=REGISTRY,
 )
 
+# --- sessions (router, decode) ---
+SESSIONS = Gauge("baton_sessions", "Sessions with other processes that have not ended.", registry=REGISTRY)
+SESSION_EVENTS_TOTAL = Counter(
+    "baton_session_events",
+    "What happened to sessions: opened, broken, lost, bad_frame, replayed_frame, late_message, reconciled.",
+    ["event"],
+    registry=REGISTRY,
+)
+
 # --- process (all) ---
 DEGRADED = Gauge("baton_degraded", "1: serving goes on without this component.", ["component"], registry=REGISTRY)
 BUILD_INFO = Gauge(

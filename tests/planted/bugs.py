@@ -8,6 +8,7 @@ from tests.planted.latent_bugs import LATENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.promise_bugs import PROMISE_BUGS
 from tests.planted.runner import PlantedBug
+from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.speculation_bugs import SPECULATION_BUGS
 from tests.planted.tool_bugs import TOOL_BUGS
 
@@ -24,10 +25,9 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 
 BUGS = (
-    *EVENT_BUGS,
-    *CONSTRAINT_BUGS,
+    *EVENT_BUGS, *CONSTRAINT_BUGS,
     *LATENT_BUGS,
-    *TOOL_BUGS,
+    *TOOL_BUGS, *SESSION_BUGS,
     *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",

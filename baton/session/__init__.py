@@ -1,0 +1,1 @@
+"""Sessions: long-lived authenticated message streams that outlive their connections."""

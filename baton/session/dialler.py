@@ -1,0 +1,151 @@
+"""Keeps one session to a listener connected: dials, proves, redials after a break, and tells when the session is lost.
+
+dial at once, then after 50, 100, 200, 400 ms ...; two refusals in a row end the session: its process is gone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import structlog
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation
+from baton.domain.trust import ClusterTrust
+from baton.rpc.gen import session_pb2 as pb
+from baton.rpc.version import PROTOCOL_VERSION
+from baton.session.handshake import DiallerHandshake, HandshakeFailed, SessionRefused
+from baton.session.lifecycle import ENDED_STATES
+from baton.session.listener import HANDSHAKE_TIMEOUT_S, SessionOwner
+from baton.session.pump import SessionPump
+from baton.session.session import WORKER_KINDS, MessageSession, SessionLimits
+from baton.session.tags import NONCE_BYTES, session_keys
+from baton.session.wires.wire import ConnectionRefused, Wire, WireConnection
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.4
+REFUSED_PAUSE_S = 0.1
+MAX_REFUSED_DIALS = 2
+"""Dials in a row that nobody answered, 100 ms apart: a proxy may restart, a killed process stays away."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DialledPeer:
+    """Where a session goes, and who dials it. `id`: of the dialling process."""
+
+    address: str
+    listener_incarnation: Incarnation
+    id: str
+    incarnation: Incarnation
+
+
+class SessionDialler:
+    """One session of a router. Owned by one event loop; `run` ends with the session."""
+
+    def __init__(self, wire: Wire, trust: ClusterTrust, peer: DialledPeer, limits: SessionLimits) -> None:
+        self._wire = wire
+        self._key = session_keys(trust)[0]
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._num_connections = 0
+        self._changed = asyncio.Event()
+        self.session = MessageSession(secrets.randbits(63) | 1, WORKER_KINDS, limits, self._loop.time())
+        self.pump = SessionPump(self.session, self._apply, self._changed.set)
+        self._owner: SessionOwner | None = None
+
+    async def run(self, owner: SessionOwner) -> None:
+        """Connects until the session ends; `owner` gets its messages and its end."""
+        self._owner = owner
+        self.pump.start()
+        try:
+            await self._keep_connected()
+        finally:
+            self.session.lose("this process has ended the session")
+            self.pump.close()
+            owner.on_ended(self.session.lost_reason)
+
+    def _apply(self, messages: list[pb.StreamMessage]) -> None:
+        if self._owner is not None:
+            self._owner.apply(messages)
+
+    async def _keep_connected(self) -> None:
+        pause_s, num_refused = 0.0, 0
+        while self.session.state not in ENDED_STATES:
+            await self._pause(pause_s)
+            if self.session.state in ENDED_STATES:
+                return
+            began = self._loop.time()
+            try:
+                was_used = await self._use(await self._connect())
+            except ConnectionRefused as error:
+                num_refused += 1
+                pause_s = REFUSED_PAUSE_S
+                if num_refused == MAX_REFUSED_DIALS:
+                    self.session.lose(str(error))
+                continue
+            num_refused, lasted = 0, was_used and self._loop.time() - began >= LAST_PAUSE_S
+            pause_s = 0.0 if lasted else min(max(FIRST_PAUSE_S, 2 * pause_s), LAST_PAUSE_S)
+
+    async def _connect(self) -> WireConnection:
+        """Raises `ConnectionRefused` if nobody listens there."""
+        try:
+            return await self._wire.connect(self._peer.address, self._peer.listener_incarnation)
+        except LinkBroken as error:
+            raise ConnectionRefused(str(error)) from None
+
+    async def _use(self, connection: WireConnection) -> bool:
+        """Runs a connection to its end. Returns False if the handshake failed. Raises `ConnectionRefused`."""
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await self._shake_hands(connection)
+        except SessionRefused as error:
+            self.session.lose(str(error))
+            return False
+        except ConnectionRefused:
+            raise
+        except (LinkBroken, TimeoutError) as error:
+            log.warning("session_handshake_failed", address=self._peer.address, why=str(error))
+            return False
+        else:
+            await self.pump.run(connection)
+            return True
+        finally:
+            connection.close()
+
+    async def _shake_hands(self, connection: WireConnection) -> None:
+        self._num_connections += 1
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            role=pb.SESSION_ROLE_ROUTER,
+            id=self._peer.id,
+            incarnation=self._peer.incarnation,
+            listener_incarnation=self._peer.listener_incarnation,
+            session_id=self.session.id,
+            connection=self._num_connections,
+            last_applied_seq=self.session.last_applied_seq,
+            established=self.session.established,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+        handshake = DiallerHandshake(self._key, hello)
+        await connection.send(handshake.hello())
+        answer = await connection.receive()
+        if answer is None:
+            raise HandshakeFailed("the connection ended within the handshake")
+        dialled = handshake.on_challenge(answer)
+        await connection.send(dialled.proof)
+        if self.session.state in ENDED_STATES:
+            raise HandshakeFailed("the session has ended within the handshake")
+        self.session.connected(dialled.keys, dialled.peer_applied, self._loop.time())
+
+    async def _pause(self, pause_s: float) -> None:
+        """Waits before a dial, but not longer than the session lives."""
+        self._changed.clear()
+        if pause_s and self.session.state not in ENDED_STATES:
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return

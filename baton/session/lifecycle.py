@@ -1,0 +1,62 @@
+"""The states of a session as a table. Pure.
+
+    DIALLING -> OPEN <-> BROKEN -> LOST       OPEN -> DRAINING -> CLOSED
+
+BROKEN has no connection and keeps all streams. LOST ends them all.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from baton.domain.errors import Broken
+
+
+class SessionState(enum.Enum):
+    """State at one end; the other end may lag behind."""
+
+    DIALLING = "dialling"
+    OPEN = "open"
+    BROKEN = "broken"
+    DRAINING = "draining"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class SessionEvent(enum.Enum):
+    """Cause of a change of state."""
+
+    CONNECT = "connect"
+    BREAK = "break"
+    DRAIN = "drain"
+    LOSE = "lose"
+    CLOSE = "close"
+
+
+_S, _E = SessionState, SessionEvent
+
+SESSION_TABLE: dict[tuple[SessionState, SessionEvent], SessionState] = {
+    (_S.DIALLING, _E.CONNECT): _S.OPEN,
+    (_S.DIALLING, _E.LOSE): _S.LOST,
+    (_S.OPEN, _E.CONNECT): _S.OPEN,  # a newer connection replaces the one in use
+    (_S.OPEN, _E.BREAK): _S.BROKEN,
+    (_S.OPEN, _E.DRAIN): _S.DRAINING,
+    (_S.OPEN, _E.LOSE): _S.LOST,
+    (_S.BROKEN, _E.CONNECT): _S.OPEN,
+    (_S.BROKEN, _E.LOSE): _S.LOST,
+    (_S.DRAINING, _E.CONNECT): _S.OPEN,  # drains again at once
+    (_S.DRAINING, _E.BREAK): _S.BROKEN,
+    (_S.DRAINING, _E.CLOSE): _S.CLOSED,
+    (_S.DRAINING, _E.LOSE): _S.LOST,
+}
+
+ENDED_STATES = frozenset({SessionState.LOST, SessionState.CLOSED})
+CONNECTED_STATES = frozenset({SessionState.OPEN, SessionState.DRAINING})
+
+
+def advance_session(state: SessionState, event: SessionEvent) -> SessionState:
+    """The next state. Raises `Broken` for an event that does not fit."""
+    after = SESSION_TABLE.get((state, event))
+    if after is None:
+        raise Broken(f"a session that is {state.value} cannot {event.value}")
+    return after

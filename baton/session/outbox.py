@@ -1,0 +1,176 @@
+"""What one end of a session has posted and the other has not applied yet. Pure.
+
+    post, post_row -> waiting -> take_new -> retained (framed, numbered) -> acknowledge
+
+At most `window_bytes` and one frame are retained. Beyond that nothing is framed: rows wait, and a stream's next row
+joins the one that waits, so rows get longer, not more. Prompt parts wait behind everything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from baton.rpc.gen import session_pb2 as pb
+
+_ROW_BYTES = 24
+_TOKEN_BYTES = 5
+_SCORED_BYTES = 16
+"""Estimates, above the real size; the one of a frame is taken from its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLimits:
+    """`window_bytes`: retained. `frame_bytes`: a frame is ended beyond that. A message is never divided."""
+
+    window_bytes: int = 1 << 20
+    frame_bytes: int = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _RetainedFrame:
+    seq: int
+    body: bytes
+
+
+class Outbox:
+    """Owned by a `MessageSession`."""
+
+    def __init__(self, limits: OutboxLimits) -> None:
+        self._limits = limits
+        self._waiting: deque[pb.StreamMessage | pb.TokenRow] = deque()
+        self._prompts: deque[pb.StreamMessage] = deque()
+        self._open_rows: dict[int, pb.TokenRow] = {}  # by stream: the waiting row that its next row may join
+        self._retained: deque[_RetainedFrame] = deque()
+        self._num_resent: int | None = None  # retained frames sent on this connection; None: all of them
+        self.last_seq = 0  # of the newest frame
+        self.num_acknowledged = 0  # all frames up to this number
+        self.retained_bytes = 0
+        self.waiting_bytes = 0
+        self.num_replayed = 0
+
+    def post(self, message: pb.StreamMessage) -> None:
+        """Adds a message behind those that wait. The caller must not change it any more."""
+        self.waiting_bytes += message.ByteSize()
+        if message.WhichOneof("kind") == "prompt":
+            self._prompts.append(message)
+            return
+        self._open_rows.pop(message.stream, None)
+        self._waiting.append(message)
+        if message.WhichOneof("kind") == "abort":
+            self._drop_prompts(message.stream)
+
+    def post_row(self, row: pb.TokenRow) -> None:
+        """Adds a row of tokens, or its tokens to the row of its stream that waits.
+
+        Rows with a gap between them stay apart: the receiver must see it.
+        """
+        waiting = self._open_rows.get(row.stream)
+        if waiting is not None and waiting.first_index + len(waiting.tokens) != row.first_index:
+            waiting = None
+        self.waiting_bytes += _row_bytes(row)
+        if waiting is None:
+            self._waiting.append(row)
+            self._open_rows[row.stream] = row
+            return
+        self.waiting_bytes -= _ROW_BYTES
+        waiting.tokens.extend(row.tokens)
+        waiting.scores.extend(row.scores)
+        waiting.finish_reason = row.finish_reason
+        if row.HasField("times"):
+            waiting.times.CopyFrom(row.times)
+
+    @property
+    def window_is_full(self) -> bool:
+        """True while nothing more is framed."""
+        return self.retained_bytes >= self._limits.window_bytes
+
+    @property
+    def has_work(self) -> bool:
+        """True if `take` would return a frame."""
+        if self._num_resent is not None:
+            return True
+        return bool(self._waiting or self._prompts) and not self.window_is_full
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the other side has applied all that was posted."""
+        return not (self._waiting or self._prompts or self._retained)
+
+    def take(self) -> bytes | None:
+        """The next serialised frame, without `ack`: a retained one that this connection has not had, or a new one."""
+        if self._num_resent is not None:
+            frame = self._retained[self._num_resent]
+            self._num_resent += 1
+            self.num_replayed += 1
+            if self._num_resent == len(self._retained):
+                self._num_resent = None
+            return frame.body
+        if self.window_is_full or not (self._waiting or self._prompts):
+            return None
+        return self._take_new()
+
+    def acknowledge(self, seq: int) -> None:
+        """Drops the frames up to `seq`, which the other side has applied."""
+        while self._retained and self._retained[0].seq <= seq:
+            self.retained_bytes -= len(self._retained.popleft().body)
+            if self._num_resent is not None:
+                self._num_resent = max(0, self._num_resent - 1)
+        self.num_acknowledged = max(self.num_acknowledged, seq)
+        if self._num_resent is not None and self._num_resent >= len(self._retained):
+            self._num_resent = None
+
+    def rewind(self) -> None:
+        """Sends all retained frames again, before any new one: the connection is another one."""
+        self._num_resent = 0 if self._retained else None
+
+    def clear(self) -> None:
+        """Drops everything: the session is lost."""
+        for queue in (self._waiting, self._prompts, self._retained):
+            queue.clear()
+        self._open_rows.clear()
+        self._num_resent = None
+        self.retained_bytes = self.waiting_bytes = 0
+
+    def _take_new(self) -> bytes:
+        self.last_seq += 1
+        frame, num_bytes = pb.Frame(seq=self.last_seq), 0
+        step: pb.StepTokens | None = None
+        while self._waiting and num_bytes < self._limits.frame_bytes:
+            item = self._waiting.popleft()
+            if isinstance(item, pb.TokenRow):
+                self._open_rows.pop(item.stream, None)
+                if step is None:
+                    step = frame.messages.add().step
+                step.rows.append(item)
+                size = _row_bytes(item)
+            else:
+                step = None
+                frame.messages.append(item)
+                size = item.ByteSize()
+            num_bytes += size
+        while not self._waiting and self._prompts and num_bytes < self._limits.frame_bytes:
+            part = self._prompts.popleft()
+            frame.messages.append(part)
+            num_bytes += part.ByteSize()
+        self.waiting_bytes -= num_bytes
+        body = frame.SerializeToString()
+        self._retained.append(_RetainedFrame(self.last_seq, body))
+        self.retained_bytes += len(body)
+        return body
+
+    def _drop_prompts(self, stream: int) -> None:
+        """An aborted stream needs no prompt."""
+        kept: deque[pb.StreamMessage] = deque()
+        for part in self._prompts:
+            if part.stream == stream:
+                self.waiting_bytes -= part.ByteSize()
+            else:
+                kept.append(part)
+        self._prompts = kept
+
+
+def _row_bytes(row: pb.TokenRow) -> int:
+    scored = sum(_SCORED_BYTES * (1 + len(scores.top)) for scores in row.scores)
+    times = row.times.ByteSize() if row.finish_reason and row.HasField("times") else 0
+    return _ROW_BYTES + _TOKEN_BYTES * len(row.tokens) + scored + times

@@ -1,0 +1,154 @@
+"""Moves the messages of one session over its connections: reads, applies, writes. Used by dialler and listener.
+
+reader  receive -> session.receive -> apply (synchronous: a session never waits for a stream)
+writer  wake -> session.take -> send, until there is nothing; waits only for the transport
+timer   one for each session, whatever it is waiting for
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from baton.domain.errors import LinkBroken
+from baton.rpc.gen import session_pb2 as pb
+from baton.session.lifecycle import ENDED_STATES
+from baton.session.meter import SessionMeter
+from baton.session.session import MessageSession
+from baton.session.wires.wire import WireConnection
+
+Apply = Callable[[list[pb.StreamMessage]], None]
+
+
+class SessionPump:
+    """Owned by one event loop. `apply` gets the messages of a frame, in order, and must not raise or wait.
+
+    `on_change` is called after each change of state that time or a frame has caused.
+    """
+
+    def __init__(self, session: MessageSession, apply: Apply, on_change: Callable[[], None]) -> None:
+        self.session = session
+        self._apply = apply
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._has_work = asyncio.Event()
+        self._connection: WireConnection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._meter = SessionMeter(session)
+
+    def start(self) -> None:
+        """Begins to watch the session's clock."""
+        self._meter.open()
+        self._arm()
+
+    def post(self, message: pb.StreamMessage) -> None:
+        """Sends a message; what is posted in one pass of the loop leaves in one frame."""
+        self.session.post(message)
+        self.wake()
+
+    def post_rows(self, rows: list[pb.TokenRow]) -> None:
+        """Sends a step's tokens, one row a stream."""
+        for row in rows:
+            self.session.post_row(row)
+        self.wake()
+
+    def wake(self) -> None:
+        """Writes in this pass of the loop, or in the next one."""
+        self._has_work.set()
+
+    async def run(self, connection: WireConnection) -> None:
+        """Uses a connection until it ends. The session must have been connected with its keys. Closes it."""
+        before, self._connection = self._connection, connection
+        if before is not None:
+            before.close()
+        self.wake()
+        self._arm()
+        writer = self._loop.create_task(self._write(connection), name="session-writer")
+        try:
+            await self._read(connection)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            connection.close()
+            self._meter.observe()
+            if self._connection is connection:  # else a newer one has replaced it
+                self._connection = None
+                self.session.broken(self._loop.time())
+                self._changed()
+
+    def close(self) -> None:
+        """Stops the timer and ends the connection. The session is the owner's to end."""
+        self._meter.end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _read(self, connection: WireConnection) -> None:
+        while self._connection is connection:
+            try:
+                message = await connection.receive()
+                if message is None or self._connection is not connection:
+                    return
+                state, messages = self.session.state, self.session.receive(message, self._loop.time())
+            except LinkBroken:
+                return  # the session has counted it
+            if messages:
+                self._apply(messages)
+            if self.session.state is not state:
+                self._changed()
+            if self.session.has_work(self._loop.time()):
+                self.wake()
+            self._arm()
+
+    async def _write(self, connection: WireConnection) -> None:
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            state = self.session.state
+            while self._connection is connection:  # a frame of a newer connection must not leave on this one
+                message = self.session.take(self._loop.time())
+                if message is None:
+                    break
+                try:
+                    await connection.send(message)
+                except LinkBroken:
+                    connection.close()
+                    return
+            self._arm()
+            if self.session.state is not state:
+                self._changed()
+
+    def _arm(self) -> None:
+        """Sets the timer to the session's next wake-up, unless it is set to an earlier one, which then looks again."""
+        wakeup = self.session.next_wakeup()
+        if wakeup is None or (self._timer is not None and self._timer.when() <= wakeup):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(wakeup, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now, state = self._loop.time(), self.session.state
+        self.session.on_time(now)
+        if self.session.state is not state:
+            if self._connection is not None:
+                self._connection.close()  # its reader ends, and says so
+            self._changed()
+        if self.session.has_work(now):
+            self.wake()
+        self._arm_later(now)
+
+    def _arm_later(self, now: float) -> None:
+        """Sets the timer after it went off. A wake-up that is due belongs to the writer, which waits for room."""
+        wakeup = self.session.next_wakeup()
+        if wakeup is not None and self._timer is None:
+            self._timer = self._loop.call_at(max(wakeup, now + 0.01), self._on_timer)
+
+    def _changed(self) -> None:
+        if self.session.state in ENDED_STATES and self._connection is not None:
+            self._connection.close()
+        self._arm()
+        self._on_change()

@@ -1,0 +1,247 @@
+"""One end of a session: frames in, messages out, and what must be sent. Sans-I/O, time is an argument.
+
+A driver carries `SessionMessage`s over some `Wire`. After a handshake it calls `connected`, then `receive` for each
+message that arrives and `take` until it returns None. It calls `on_time` at `next_wakeup`, and `broken` when the
+connection has ended. What was posted is applied at the other end as a prefix, in order, once, over all connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from baton.domain.errors import LinkBroken
+from baton.rpc.gen import session_pb2 as pb
+from baton.session.lifecycle import ENDED_STATES, SessionEvent, SessionState, advance_session
+from baton.session.outbox import Outbox, OutboxLimits
+from baton.session.tags import ConnectionKeys, FrameTagger, same_tag
+
+ROUTER_KINDS = frozenset({"open", "prompt", "abort", "reconcile", "goodbye"})
+WORKER_KINDS = frozenset({"joined", "scores", "step", "ended", "goodbye"})
+"""Kinds of messages that each role may send."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """`ping_s`: silence before a ping; `silent_s`: before a connection is broken; `resume_s`: from there to LOST.
+
+    Applied frames are acknowledged within `ack_s` or `ack_bytes`. `dial_s`: from the start to the first connection.
+    """
+
+    ping_s: float = 0.5
+    silent_s: float = 1.5
+    resume_s: float = 2.5
+    dial_s: float = 6.0
+    ack_s: float = 0.05
+    ack_bytes: int = 256 << 10
+    outbox: OutboxLimits = field(default_factory=OutboxLimits)
+
+
+class BadFrame(LinkBroken):
+    """A frame that the other end cannot have sent on this connection. Nothing of it is applied."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What lasts as long as a connection. Times are those of the clock of the session's owner."""
+
+    sent: FrameTagger
+    received: FrameTagger
+    heard_at: float
+    ping_sent: int = 0
+    pinged_at: float | None = None  # of the ping without an answer
+    pong_owed: int = 0
+
+
+class MessageSession:
+    """One end. `accepts`: kinds of messages that the other end's role may send."""
+
+    def __init__(self, session_id: int, accepts: Collection[str], limits: SessionLimits, now: float) -> None:
+        self.id = session_id
+        self.state = SessionState.DIALLING
+        self.lost_reason = ""
+        self.last_applied_seq = 0
+        self.established = False  # a frame was received: the other end has the session
+        self.num_duplicates = 0
+        self.num_bad_frames = 0
+        self.num_breaks = 0
+        self.rtt_s: float | None = None
+        self.outbox = Outbox(limits.outbox)
+        self._accepts = frozenset(accepts)
+        self._limits = limits
+        self._connection: _Connection | None = None
+        self._gone_at = now + limits.dial_s  # without a connection until then it is LOST
+        self._ack_due_at: float | None = None
+        self._unacked_bytes = 0  # received since the last ack was sent
+        self._is_draining = False
+        self._peer_drains = False
+        self._num_pings = 0
+
+    def post(self, message: pb.StreamMessage) -> None:
+        """Sends a message, sooner or later. No effect once the session has ended."""
+        if self.state not in ENDED_STATES:
+            self.outbox.post(message)
+
+    def post_row(self, row: pb.TokenRow) -> None:
+        """Sends a stream's next tokens; they may join those that wait. No effect once the session has ended."""
+        if self.state not in ENDED_STATES:
+            self.outbox.post_row(row)
+
+    def connected(self, keys: ConnectionKeys, peer_applied: int, now: float) -> None:
+        """A handshake has ended well, and the other end has applied `peer_applied` frames. The rest is sent again.
+
+        Raises `BadFrame` if it has applied more than was framed: then it means another session.
+        """
+        if peer_applied > self.outbox.last_seq:
+            raise BadFrame(f"the other end has applied frame {peer_applied} of {self.outbox.last_seq}")
+        self.state = advance_session(self.state, SessionEvent.CONNECT)
+        self._connection = _Connection(FrameTagger(keys.sent), FrameTagger(keys.received), heard_at=now)
+        self.outbox.acknowledge(peer_applied)
+        self.outbox.rewind()
+        self._ack_due_at = now  # the first frame tells the other end that it is established
+        if self._is_draining:
+            self.state = advance_session(self.state, SessionEvent.DRAIN)
+
+    def broken(self, now: float) -> None:
+        """The connection has ended. No effect without one."""
+        if self._connection is not None:
+            self._connection = None
+            self.num_breaks += 1
+            self._gone_at = now + self._limits.resume_s
+            self.state = advance_session(self.state, SessionEvent.BREAK)
+
+    def lose(self, reason: str) -> None:
+        """Ends the session at this end: all its streams end. Idempotent."""
+        if self.state not in ENDED_STATES:
+            self.state = advance_session(self.state, SessionEvent.LOSE)
+            self.lost_reason = reason
+            self._connection = None
+            self.outbox.clear()
+
+    def drain(self) -> None:
+        """Says goodbye: the session closes when both ends have, and all was applied. Idempotent."""
+        if not self._is_draining and self.state not in ENDED_STATES:
+            self._is_draining = True
+            self.post(pb.StreamMessage(goodbye=pb.Goodbye()))
+            if self.state is SessionState.OPEN:
+                self.state = advance_session(self.state, SessionEvent.DRAIN)
+
+    def receive(self, message: pb.SessionMessage, now: float) -> list[pb.StreamMessage]:
+        """Verifies a frame; returns its messages, which the caller applies at once.
+
+        Raises `BadFrame`; the caller closes the connection then.
+        """
+        connection = self._connection
+        if connection is None:
+            return []
+        try:
+            return self._apply(connection, self._verify(connection, message), len(message.body), now)
+        except BadFrame:
+            self.num_bad_frames += 1
+            self.broken(now)
+            raise
+
+    def take(self, now: float) -> pb.SessionMessage | None:
+        """The next frame to write; None if there is nothing to send now. The transport has room for it."""
+        connection = self._connection
+        if connection is None:
+            return None
+        body = self.outbox.take()
+        pong, connection.pong_owed = connection.pong_owed, 0
+        ping = 0
+        if connection.pinged_at is None and now - connection.heard_at >= self._limits.ping_s:
+            self._num_pings = self._num_pings % 0x7FFFFFFF + 1
+            ping, connection.pinged_at, connection.ping_sent = self._num_pings, now, self._num_pings
+        if body is None and not (pong or ping or self._ack_is_due(now)):
+            return None
+        self._ack_due_at, self._unacked_bytes = None, 0
+        # Concatenated serialisations of one message type merge, so a retained frame gets a new ack without a parse.
+        body = (body or b"") + pb.Frame(ack=self.last_applied_seq, ping=ping, pong=pong).SerializeToString()
+        message = pb.SessionMessage(body=body, tag=connection.sent.tag(body))
+        self._close_if_done()
+        return message
+
+    def has_work(self, now: float) -> bool:
+        """True if `take` would return a frame now."""
+        connection = self._connection
+        if connection is None:
+            return False
+        silent = connection.pinged_at is None and now - connection.heard_at >= self._limits.ping_s
+        return self.outbox.has_work or bool(connection.pong_owed) or silent or self._ack_is_due(now)
+
+    def next_wakeup(self) -> float | None:
+        """When `on_time` and `take` have something to do without a message; None once the session has ended."""
+        if self.state in ENDED_STATES:
+            return None
+        connection = self._connection
+        if connection is None:
+            return self._gone_at
+        times = [connection.heard_at + self._limits.silent_s]
+        if connection.pinged_at is None:
+            times.append(connection.heard_at + self._limits.ping_s)
+        if self._ack_due_at is not None:
+            times.append(self._ack_due_at)
+        return min(times)
+
+    def on_time(self, now: float) -> None:
+        """Breaks a silent connection, and loses a session that was without one for too long."""
+        connection = self._connection
+        if connection is not None:
+            if now - connection.heard_at >= self._limits.silent_s:
+                self.broken(now)
+        elif self.state not in ENDED_STATES and now >= self._gone_at:
+            self.lose(f"no connection since {self._waited_s():g} s")
+
+    def _verify(self, connection: _Connection, message: pb.SessionMessage) -> pb.Frame:
+        if not same_tag(connection.received.tag(message.body), message.tag):
+            raise BadFrame("a frame with a wrong tag")
+        try:
+            return pb.Frame.FromString(message.body)
+        except DecodeError:
+            raise BadFrame("a frame that cannot be read") from None
+
+    def _apply(self, connection: _Connection, frame: pb.Frame, num_bytes: int, now: float) -> list[pb.StreamMessage]:
+        if frame.ack > self.outbox.last_seq:
+            raise BadFrame(f"an ack of frame {frame.ack} of {self.outbox.last_seq}")
+        if frame.seq > self.last_applied_seq + 1 or (frame.messages and not frame.seq):
+            raise BadFrame(f"frame {frame.seq} came after frame {self.last_applied_seq}")
+        if any(message.WhichOneof("kind") not in self._accepts for message in frame.messages):
+            raise BadFrame("a message that the other end's role may not send")
+        self.established = True
+        self._hear(connection, frame, now)
+        self.outbox.acknowledge(frame.ack)
+        if frame.seq:
+            self._unacked_bytes += num_bytes
+            if self._ack_due_at is None:
+                self._ack_due_at = now + self._limits.ack_s
+        if frame.seq == self.last_applied_seq + 1:
+            self.last_applied_seq = frame.seq
+            self._peer_drains = self._peer_drains or any(message.HasField("goodbye") for message in frame.messages)
+            return list(frame.messages)
+        self.num_duplicates += bool(frame.seq)
+        self._close_if_done()
+        return []
+
+    def _hear(self, connection: _Connection, frame: pb.Frame, now: float) -> None:
+        connection.heard_at = now
+        connection.pong_owed = frame.ping or connection.pong_owed
+        if connection.pinged_at is not None:
+            if frame.pong == connection.ping_sent:
+                self.rtt_s = now - connection.pinged_at
+            connection.pinged_at = None  # any frame shows that the other end is there
+
+    def _ack_is_due(self, now: float) -> bool:
+        due_at = self._ack_due_at
+        return due_at is not None and (now >= due_at or self._unacked_bytes >= self._limits.ack_bytes)
+
+    def _close_if_done(self) -> None:
+        """Closes a drained session: both ends have said goodbye, all was applied, and the last ack is out."""
+        is_done = self._peer_drains and self.outbox.is_empty and self._ack_due_at is None
+        if self.state is SessionState.DRAINING and is_done:
+            self.state = advance_session(self.state, SessionEvent.CLOSE)
+            self._connection = None
+
+    def _waited_s(self) -> float:
+        return self._limits.resume_s if self.num_breaks else self._limits.dial_s

@@ -1,0 +1,93 @@
+"""The streams of one end of a session, by number. Pure.
+
+The dialler draws numbers upwards from 1, and none twice. A message of a stream that is not open is late: its attempt
+has ended here. A handler is whatever the owner keeps for a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from baton.domain.errors import LinkBroken
+
+MAX_STREAM = 0xFFFFFFFF
+UNLISTED_GRACE_S = 1.0
+"""A stream that is not in the dialler's list may have been opened since; older ones are ended."""
+
+Handler = TypeVar("Handler")
+
+
+@dataclass(slots=True)
+class _OpenStream(Generic[Handler]):
+    handler: Handler
+    opened_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReconciledStreams(Generic[Handler]):
+    """What a reconciliation has found: numbers that are not open here, and streams that the other end does not list."""
+
+    unknown: tuple[int, ...]
+    unlisted: tuple[tuple[int, Handler], ...]
+
+
+class StreamTable(Generic[Handler]):
+    """Open streams of one end. `num_late` counts messages of streams that were not open."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _OpenStream[Handler]] = {}
+        self._newest = 0
+        self.num_late = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Open streams, oldest first."""
+        return tuple(self._open)
+
+    def draw(self, handler: Handler, now: float) -> int:
+        """Opens the dialler's next stream. Raises `LinkBroken` when all numbers were used: another session has them."""
+        if self._newest == MAX_STREAM:
+            raise LinkBroken("the session has no stream numbers left")
+        return self.accept(self._newest + 1, handler, now)
+
+    def accept(self, number: int, handler: Handler, now: float) -> int:
+        """Opens the listener's end of a stream. Raises `LinkBroken` for a number that was used before."""
+        if not self._newest < number <= MAX_STREAM:
+            raise LinkBroken(f"stream {number} was opened after stream {self._newest}")
+        self._newest = number
+        self._open[number] = _OpenStream(handler, now)
+        return number
+
+    def get(self, number: int) -> Handler | None:
+        """The stream's handler; None, and counted, for a late message."""
+        stream = self._open.get(number)
+        if stream is None:
+            self.num_late += 1
+            return None
+        return stream.handler
+
+    def close(self, number: int) -> Handler | None:
+        """Ends a stream here; None if it has ended before."""
+        stream = self._open.pop(number, None)
+        return None if stream is None else stream.handler
+
+    def close_all(self) -> list[Handler]:
+        """Ends all streams: the session is lost."""
+        handlers = [stream.handler for stream in self._open.values()]
+        self._open.clear()
+        return handlers
+
+    def compare(self, listed: Collection[int], now: float) -> ReconciledStreams[Handler]:
+        """Compares with the other end's open streams. Both ends agree unless one of them has a bug."""
+        numbers = frozenset(listed)
+        unlisted = [
+            (number, stream.handler)
+            for number, stream in self._open.items()
+            if number not in numbers and now - stream.opened_at >= UNLISTED_GRACE_S
+        ]
+        return ReconciledStreams(tuple(sorted(numbers - self._open.keys())), tuple(unlisted))

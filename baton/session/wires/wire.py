@@ -1,0 +1,50 @@
+"""What carries the messages of a session's connections. `GrpcWire` between processes, `MemoryWire` inside one.
+
+A wire keeps order and may end at any time; it need not detect damage. The session does all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation
+from baton.rpc.gen import session_pb2 as pb
+
+CONNECT_TIMEOUT_S = 2.0
+
+
+class ConnectionRefused(LinkBroken):
+    """The listener's process serves no connection of this dialler: another secret or incarnation, or no sessions."""
+
+
+class WireConnection(Protocol):
+    """One end of a connection. Owned by one event loop; one task reads, one writes."""
+
+    async def send(self, message: pb.SessionMessage) -> None:
+        """Sends one message; waits while the transport has no room. Raises `LinkBroken` after the end."""
+        ...
+
+    async def receive(self) -> pb.SessionMessage | None:
+        """The next message; None when the connection has ended. Raises `LinkBroken` for bytes that are no message.
+
+        Raises `ConnectionRefused` instead of the first message.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the connection at both ends; waits for nothing. Idempotent."""
+        ...
+
+
+Serve = Callable[[WireConnection], Awaitable[None]]
+"""Serves one connection of a listener; the connection is closed when it returns."""
+
+
+class Wire(Protocol):
+    """Opens connections."""
+
+    async def connect(self, address: str, incarnation: Incarnation) -> WireConnection:
+        """Connects to a listener. Raises `LinkBroken` if nobody listens there, within `CONNECT_TIMEOUT_S`."""
+        ...

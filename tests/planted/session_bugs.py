@@ -1,0 +1,83 @@
+"""Planted bugs in sessions; a part of the table in `bugs`."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug
+
+SESSIONS, TESTS = "sessions", "tests/property/session"
+SESSION, OUTBOX, ACCEPTOR = "baton/session/session.py", "baton/session/outbox.py", "baton/session/acceptor.py"
+HANDSHAKE, TAGS = "baton/session/handshake.py", "baton/session/tags.py"
+
+
+def _bug(name: str, file: str, before: str, after: str) -> PlantedBug:
+    return PlantedBug(SESSIONS, name, file, before, after, TESTS)
+
+
+SESSION_BUGS = (
+    _bug("an older connection feeds the session", ACCEPTOR, "hello.connection <= found.connection", "False"),
+    _bug(
+        "a frame is acknowledged before it is applied",
+        SESSION,
+        "ack=self.last_applied_seq",
+        "ack=self.last_applied_seq + 1",
+    ),
+    _bug(
+        "a wrong tag is accepted",
+        SESSION,
+        "if not same_tag(connection.received.tag(message.body), message.tag):",
+        "if False:",
+    ),
+    _bug("the tag does not count frames", TAGS, 'mac.update(self._num_frames.to_bytes(8, "little"))', "pass"),
+    _bug("both directions have one key", TAGS, "for side in (_DIALLER, _LISTENER)", "for side in (_DIALLER, _DIALLER)"),
+    _bug("a replayed frame is applied again", SESSION, "if frame.seq == self.last_applied_seq + 1:", "if frame.seq:"),
+    _bug("a gap is accepted", SESSION, "frame.seq > self.last_applied_seq + 1 or", "False or"),
+    _bug(
+        "any role may send any message",
+        SESSION,
+        'if any(message.WhichOneof("kind") not in self._accepts for message in frame.messages):',
+        "if False:",
+    ),
+    _bug("an ack of what was never sent is accepted", SESSION, "if frame.ack > self.outbox.last_seq:", "if False:"),
+    _bug("nothing is sent again", SESSION, "self.outbox.rewind()", "pass"),
+    _bug("a row joins one before another message", OUTBOX, "self._open_rows.pop(message.stream, None)", "pass"),
+    _bug("the window has no end", OUTBOX, "return self.retained_bytes >= self._limits.window_bytes", "return False"),
+    _bug("the resume time has no end", SESSION, "now >= self._gone_at", "False"),
+    _bug("silence is not noticed", SESSION, "if now - connection.heard_at >= self._limits.silent_s:", "if False:"),
+    _bug("pings are not answered", SESSION, "connection.pong_owed = frame.ping or connection.pong_owed", "pass"),
+    _bug(
+        "a lost session begins again under its number",
+        ACCEPTOR,
+        "hello.established or hello.session_id in self._ended",
+        "False",
+    ),
+    _bug("a session lost here is forgotten", ACCEPTOR, "hello.session_id in self._ended", "False"),
+    _bug("a captured Hello is enough", HANDSHAKE, "if proof.body or not same_tag(", "if proof.body and not same_tag("),
+    _bug("the listener need not prove itself", HANDSHAKE, "or not same_tag(tag, message.tag)", ""),
+    _bug("any secret dials", HANDSHAKE, "if same_tag(handshake_tag(key, _HELLO, body), message.tag)", "if True"),
+    _bug("versions are not compared", HANDSHAKE, "if hello.protocol_version != PROTOCOL_VERSION:", "if False:"),
+    _bug("incarnations are not compared", HANDSHAKE, "if hello.listener_incarnation != incarnation:", "if False:"),
+    _bug(
+        "two sessions of one dialler live",
+        ACCEPTOR,
+        'before.session.lose("its dialler has begun another session")',
+        "pass",
+    ),
+    _bug("an abort waits for its prompt", OUTBOX, "self._drop_prompts(message.stream)", "pass"),
+    PlantedBug(
+        SESSIONS,
+        "rows join over a gap",
+        OUTBOX,
+        "if waiting is not None and waiting.first_index + len(waiting.tokens) != row.first_index:",
+        "if False:",
+        "tests/unit/session/test_outbox.py",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "a stranger's connection is read",
+        "baton/rpc/auth_interceptor.py",
+        "        token = self._admit(method, details.invocation_metadata or ())",
+        "        if method == SESSION_METHOD:\n            return handler\n"
+        "        token = self._admit(method, details.invocation_metadata or ())",
+        "tests/unit/rpc/test_session_auth.py",
+    ),
+)

@@ -1,0 +1,63 @@
+"""Rows that wait join, as long as they are the same stream's next tokens."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.rpc.gen import common_pb2
+from baton.rpc.gen import session_pb2 as pb
+from baton.session.outbox import Outbox, OutboxLimits
+
+
+def row(stream: int, first: int, *tokens: int, finish: common_pb2.FinishReason = 0) -> pb.TokenRow:  # type: ignore[assignment]
+    return pb.TokenRow(stream=stream, first_index=first, tokens=tokens, finish_reason=finish)
+
+
+def taken(outbox: Outbox) -> list[pb.StreamMessage]:
+    body = outbox.take()
+    assert body is not None
+    return list(pb.Frame.FromString(body).messages)
+
+
+def test_a_step_is_one_message():
+    outbox = Outbox(OutboxLimits())
+    for stream in range(1, 65):
+        outbox.post_row(row(stream, 7, stream))
+    [step] = taken(outbox)
+    assert [(r.stream, r.first_index, list(r.tokens)) for r in step.step.rows] == [(n, 7, [n]) for n in range(1, 65)]
+    assert outbox.take() is None
+
+
+def test_rows_that_wait_join_and_keep_the_end():
+    outbox = Outbox(OutboxLimits())
+    for index in range(3):
+        outbox.post_row(row(1, index, 100 + index))
+    outbox.post_row(row(1, 3, 103, finish=common_pb2.FINISH_REASON_LENGTH))
+    [step] = taken(outbox)
+    assert list(step.step.rows) == [row(1, 0, 100, 101, 102, 103, finish=common_pb2.FINISH_REASON_LENGTH)]
+
+
+def test_a_gap_between_rows_stays_visible():
+    """A joined row has one first index, so a gap inside would move every later token."""
+    outbox = Outbox(OutboxLimits())
+    for posted in (row(1, 0, 10), row(1, 2, 12), row(1, 3, 13), row(1, 3, 13)):
+        outbox.post_row(posted)
+    [step] = taken(outbox)
+    assert [(r.first_index, list(r.tokens)) for r in step.step.rows] == [(0, [10]), (2, [12, 13]), (3, [13])]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(1, 3)), max_size=20))
+def test_joined_rows_have_every_token_at_its_index(posted: list[tuple[int, int, int]]):
+    outbox = Outbox(OutboxLimits())
+    expected: dict[int, list[tuple[int, int]]] = {}
+    for stream, first, num_tokens in posted:
+        tokens = [1000 * stream + first + n for n in range(num_tokens)]
+        outbox.post_row(row(stream, first, *tokens))
+        expected.setdefault(stream, []).extend(enumerate(tokens, start=first))
+    found: dict[int, list[tuple[int, int]]] = {}
+    while (body := outbox.take()) is not None:
+        for message in pb.Frame.FromString(body).messages:
+            for r in message.step.rows:
+                found.setdefault(r.stream, []).extend(enumerate(r.tokens, start=r.first_index))
+    assert found == expected
