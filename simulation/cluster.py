@@ -217,8 +217,7 @@ class SimCluster:
             self.nodes[name] = SimDecode(process, environment, self._versions[name])
         else:
             clock = asyncio.get_running_loop().time
-            deadline_s = scenario.deadline_s
-            self.nodes[name] = SimRouter(process, self._network, self.store_server, self._policies, deadline_s, clock)
+            self.nodes[name] = SimRouter(process, self._network, self.store_server, self._policies, scenario, clock)
 
     def _crashed(self, process: SimProcess, error: BaseException) -> None:
         if isinstance(error, Violation):

@@ -119,6 +119,7 @@ class Scenario:
     `gives_pages`: all workers give cached pages, and prefill workers import them.
     `drafts`: decode workers have a drafter. `equal_steps`: prefill steps take equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
+    `sessions`: decode's tokens come in sessions.
     """
 
     seed: int
@@ -141,6 +142,7 @@ class Scenario:
     drafts: bool = False
     equal_steps: bool = False
     host_write: TierWrite | None = None
+    sessions: bool = False
 
     @property
     def routers(self) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ call, abort and phase is recorded and can be waited for.
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -20,6 +19,7 @@ from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import (
     CAPABILITIES,
+    SESSIONS,
     LinkRecord,
     WorkerBudgets,
     WorkerLoad,
@@ -31,72 +31,27 @@ from baton.engine.fake_runner import fake_scores, fake_slots
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_scores, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, start_server
-from baton.rpc.token_check import set_check
+from baton.rpc.tokens.token_check import set_check
+from baton.session.listener import SessionListener
+from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.text_digest import text_digest
 from baton.store.store import WorkerRegistry
 from tests.mocks.auth import MockAuth
+from tests.mocks.script import Action as Action
+from tests.mocks.script import Busy as Busy
+from tests.mocks.script import Crash as Crash
+from tests.mocks.script import Fail as Fail
+from tests.mocks.script import Hold as Hold
+from tests.mocks.script import Phase as Phase
+from tests.mocks.script import ScriptedAction as ScriptedAction
+from tests.mocks.script import Skip as Skip
+from tests.mocks.sessions import SessionContext, listen_for_sessions
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
 VOCAB_SIZE = 2000
 MODEL = "mock"
 TEXT_DIGEST = text_digest(MODEL_DIR)
-
-
-class Phase(enum.Enum):
-    """Phases for actions: before each of these, and once after the seal."""
-
-    RESERVE = "reserve"
-    ACCEPT = "accept"
-    SCORE = "score"
-    SEAL = "seal"
-    SEALED = "sealed"
-    IMPORT = "import"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Stop here until `release`, or until the peer ends the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Report a failure by its code. `seen`: the newer attempt of a `superseded`; its request does not matter."""
-
-    code: str
-    seen: AttemptId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Refuse a reservation for now. `no_prompts`: because the prompt was to be computed there."""
-
-    retry_after_s: float = 0.01
-    no_prompts: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """Stop the server at once, breaking every call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Leave out one token index."""
-
-
-Action = Hold | Fail | Busy | Crash | Skip
-
-
-@dataclass(slots=True)
-class ScriptedAction:
-    """Do `action` on reaching `phase`, `times` times; DECODE is reached before each token, this before `index`."""
-
-    phase: Phase
-    action: Action
-    times: int = 1
-    index: int | None = None
 
 
 def token_at(index: int) -> int:
@@ -126,13 +81,15 @@ class MockWorker:
     proxy_port: int | None = None  # announced instead of the server's own
     budgets: WorkerBudgets
     fingerprint = "mock"
+    max_model_len = 200
     text_digest = TEXT_DIGEST
     capabilities: tuple[str, ...] = CAPABILITIES
+    sessions: SessionListener | None = None
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         self.id = WorkerId(id)
         self.incarnation: Incarnation = new_incarnation()
-        self.script = list(script)
+        self.script = [replace(action) for action in script]
         self.load = WorkerLoad(available_pages=64, total_pages=64)
         self.status = WorkerStatus.READY
         self.requests: list[EngineRequest] = []
@@ -152,9 +109,13 @@ class MockWorker:
         """Becomes another incarnation; open calls stay open."""
         self.incarnation = new_incarnation()
         self._auth.change(self.incarnation)
+        if self.sessions is not None:
+            self.sessions._acceptor._incarnation = self.incarnation
 
     async def stop(self) -> None:
-        """Ends every call at once; idempotent."""
+        """Ends every call and session at once; idempotent."""
+        if self.sessions is not None:
+            self.sessions.close()
         if self._running is not None:
             await self._running.stop(0.0)
 
@@ -176,7 +137,7 @@ class MockWorker:
             model=MODEL,
             fingerprint=self.fingerprint,
             page_size=PAGE_SIZE,
-            max_model_len=200,
+            max_model_len=self.max_model_len,
             vocab_size=VOCAB_SIZE,
             status=self.status,
             load=self.load,
@@ -276,15 +237,19 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
 
     role = WorkerRole.DECODE
     budgets = WorkerBudgets(rows=8)
+    capabilities: tuple[str, ...] = (*CAPABILITIES, SESSIONS)
     decode_prefix_len = 0
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         super().__init__(id, script)
         self.reservations: list[decode_pb2.ReserveRequest] = []
         self.generates: list[decode_pb2.GenerateRequest] = []
+        self.num_generating = self.num_in_sessions = 0
 
     def _register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
+        self.sessions = listen_for_sessions(self.incarnation, cast(Any, self.Generate))
+        add_session_servicer(SessionServicer(self.sessions.serve), server)
 
     async def Reserve(  # gRPC's name
         self, message: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -301,6 +266,17 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
         return decode_pb2.ReserveReply(reserved=reserved)
 
     async def Generate(  # gRPC's name
+        self, message: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        self.num_generating += 1
+        self.num_in_sessions += isinstance(context, SessionContext)
+        try:
+            async for event in self._generate(message, context):
+                yield event
+        finally:
+            self.num_generating -= 1
+
+    async def _generate(
         self, message: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[decode_pb2.GenerateEvent]:
         request = decode_request(message.request)

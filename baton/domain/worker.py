@@ -10,6 +10,9 @@ from baton.domain.ids import Incarnation, WorkerId
 PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS = "prompt_scores", "token_bans", "named_logprobs"
 """Capabilities: to score prompts that a worker computes; `allowed_token_ids` and `bad_words`; `logprob_token_ids`."""
 
+SESSIONS = "sessions"
+"""Capability of a decode worker: attempts come in sessions, too."""
+
 CAPABILITIES = (PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS)
 """Of a worker of this version."""
 

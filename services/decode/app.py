@@ -9,7 +9,7 @@ import grpc
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.timing.step_time import StepTimeModel
-from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, SESSIONS, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.drafts.budget import DraftBudget
 from baton.engine.drafts.guard import GuardedDrafter
@@ -29,6 +29,7 @@ from baton.kv.tiers import HostTier
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
@@ -65,7 +66,9 @@ from services.decode.page_faults import PageFaults
 from services.decode.rows.order import RowOrder
 from services.decode.rows.rules import RowRules
 from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
+from services.decode.server import DecodeServicer
+from services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
+from services.decode.serving.sessions import listen_for_sessions
 from services.decode.settings import DecodeSettings
 
 log = get_logger()
@@ -128,6 +131,15 @@ class _Worker:
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
         self._events.attach(engine.cache, start_kv_events(settings, engine.geometry.page_size, stack))
+        self._servicer_config = ServicerConfig(
+            self._validator,
+            settings.reservation_deadline_s,
+            lambda: lifecycle.draining,
+            (self._id, self._incarnation),
+            engine.masks,
+        )
+        self._attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, self._servicer_config)
+        self._sessions = listen_for_sessions(self._attempts, self._trust, self._incarnation, engine.max_model_len)
         self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, transports, memory.kind)
         self._loop = self._make_loop()
@@ -171,6 +183,7 @@ class _Worker:
         log.info("decode_stopped", exit_code=self._lifecycle.exit_code)
 
     async def _close(self, server: RunningServer) -> None:
+        self._sessions.close()  # a session is a call without end, for which the server would wait
         await server.stop(SERVER_GRACE_S)
         await self._handoffs.close()
 
@@ -179,14 +192,7 @@ class _Worker:
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
-        config = ServicerConfig(
-            self._validator,
-            self._settings.reservation_deadline_s,
-            lambda: self._lifecycle.draining,
-            (self._id, self._incarnation),
-            self._engine.masks,
-        )
-        servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
+        servicer = DecodeServicer(self._mailbox, self._attempts, self._servicer_config)
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
         )
@@ -196,6 +202,7 @@ class _Worker:
         if self._sources:
             handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
+        add_session_servicer(SessionServicer(self._sessions.serve), server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
 
     def _make_handoff_servicer(self) -> HandoffServicer:
@@ -249,7 +256,7 @@ class _Worker:
             kernels=self._engine.kernels,
             links=self._links.records(),
             broken_links=self._links.broken(),
-            capabilities=CAPABILITIES,
+            capabilities=(*CAPABILITIES, SESSIONS),
             budgets=self._loop.budgets(),
         )
 

@@ -15,7 +15,7 @@ from baton.engine.mailbox import Mailbox
 from baton.rpc import codec
 from baton.rpc.gen import handoff_pb2
 from baton.rpc.request_metadata import request_metadata
-from baton.rpc.token_check import verify_check
+from baton.rpc.tokens.token_check import verify_check
 from baton.telemetry.logs import get_logger
 from baton.worker.handoff.handoff_calls import HandoffCalls, OpenHandoff, decode_chunk
 from baton.worker.handoff.links import PeerLink, PeerLinks

@@ -14,7 +14,7 @@ from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
 from services.decode.effects import AskCommit, EmitTokens, OutwardEffect, ReportImported
 from services.decode.handoff_client import HandoffClient
-from services.decode.server import DecodeStreamEvent
+from services.decode.serving.attempts import DecodeStreamEvent
 
 
 class DecodeOutbox:

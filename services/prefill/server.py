@@ -22,7 +22,7 @@ from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.times_codec import encode_prefill_times
-from baton.rpc.token_check import set_check
+from baton.rpc.tokens.token_check import set_check
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
 from baton.worker.handoff.links import PeerLinks

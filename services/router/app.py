@@ -48,6 +48,7 @@ from services.router.dispatch.cache_index.reader import CacheEventReaders
 from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
 from services.router.dispatch.rate_limiter import RateLimiter
 from services.router.dispatch.service_sync import ServiceSync
+from services.router.dispatch.sessions.decode_sessions import open_sessions
 from services.router.dispatch.workers import WorkerFilter, WorkerSet
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.http_protocol import BoundedHttpProtocol
@@ -219,10 +220,9 @@ async def open_backend(
         store = PrivateStore(store, store_options(settings))
         owner, supersede_listener = owner_id(settings.router_id), SupersedeListener()
         durability = await stack.enter_async_context(DurabilityWatcher(store))
-        report_writer = health.reporter("writer")
 
         def on_store_degraded(degraded: bool) -> None:
-            report_writer(degraded)
+            health.reporter("writer")(degraded)
             durability.recheck()
 
         writer = await stack.enter_async_context(
@@ -230,6 +230,7 @@ async def open_backend(
         )
         stack.push_async_callback(channels.close)
         stack.push_async_callback(readers.close)
+        workers.decode_sessions = await stack.enter_async_context(open_sessions(settings.sessions, owner, trust))
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         identity = RouterIdentity(settings.router_id, settings.public_model_name)

@@ -14,7 +14,17 @@ from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 
-BACKGROUND = frozenset({"background", "workers", "store-writer", "store-ownership"})
+BACKGROUND = frozenset(
+    {
+        "background",
+        "workers",
+        "store-writer",
+        "store-ownership",
+        "worker-session",
+        "session-connection",
+        "session-writer",
+    }
+)
 """Names of tasks that run as long as their process."""
 
 

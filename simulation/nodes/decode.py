@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest
-from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
+from baton.domain.trust import OPEN_CLUSTER
+from baton.domain.worker import CAPABILITIES, SESSIONS, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES
@@ -52,7 +53,9 @@ from services.decode.page_exports import PageExports
 from services.decode.page_faults import PageFaults
 from services.decode.rows.rules import RowRules
 from services.decode.scheduler import SendBackReason
-from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
+from services.decode.server import DecodeServicer
+from services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
+from services.decode.serving.sessions import listen_for_sessions
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
 from simulation.nodes.drafter import MAX_DRAFTS, SimDrafter
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
@@ -65,6 +68,7 @@ from simulation.runtime.page_memory import SimMemory, two_parts
 from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
+from simulation.runtime.session_wire import SimWire
 from simulation.scenario import VOCAB_SIZE, SimFaultKind
 
 SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
@@ -132,6 +136,7 @@ class SimDecode:
     async def leave(self) -> None:
         """SIGTERM; returns when the process would exit."""
         await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
+        self._sessions.close()
         await self._listener.stop(SERVER_GRACE_S)
         await self._handoffs.close()
         await self._registration.withdraw()
@@ -209,7 +214,8 @@ class SimDecode:
         config = ServicerConfig(
             INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, identity, self._masks
         )
-        servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
+        attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, config)
+        servicer = DecodeServicer(self._mailbox, attempts, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
         if self._gives_pages:
             terms = LinkConfig(
@@ -219,6 +225,8 @@ class SimDecode:
             handoffs = HandoffServicer(terms, self._mailbox, HandoffLog(), None)
             handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
+        self._sessions = listen_for_sessions(attempts, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
+        SimWire.listen(self._listener, self._sessions.serve)
 
     def _record(self) -> WorkerRecord:
         return WorkerRecord(
@@ -235,7 +243,7 @@ class SimDecode:
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             links=self._links.records(),
             grammars=CAPABILITY,
-            capabilities=CAPABILITIES,
+            capabilities=(*CAPABILITIES, SESSIONS),
             budgets=self._loop.budgets(),
         )
 

@@ -24,6 +24,7 @@ from services.router.admission.slot import SLOT_BYTES
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
 from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from services.router.openai.request_parser import RawRequest
@@ -37,7 +38,8 @@ from simulation.policies import CONFIG, MODEL, PolicyClasses
 from simulation.runtime.grpc_calls import SimChannels
 from simulation.runtime.network import Endpoint, SimNetwork
 from simulation.runtime.process import SimProcess
-from simulation.scenario import MAX_CHOICES
+from simulation.runtime.session_wire import SimWire
+from simulation.scenario import MAX_CHOICES, Scenario
 
 ADMISSION = AdmissionLimits(max_running_requests=6, max_queued_bytes=8 * SLOT_BYTES)
 LIMITS = DispatchLimits(ADMISSION, ReserveLimits(CONFIG.reserve_timeout_s, CONFIG.patience_s), CONFIG.max_attempts)
@@ -75,20 +77,23 @@ class SimRouter:
 
     def __init__(
         self, process: SimProcess, network: SimNetwork, store_server: StoreServer, policies: PolicyClasses,
-        deadline_s: float, clock: Callable[[], float],
+        scenario: Scenario, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.process = process
         self.host = Endpoint(process, {})
         sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
         limits = WorkerLimits(CONFIG.worker_ttl_s, CONFIG.heartbeat_s, CONFIG.max_step_age_s)
         self._workers = SimWorkerSet(sim_store, SimChannels(network, process), WorkerFilter(MODEL), limits, clock=clock)
+        if scenario.sessions:
+            wire, id = SimWire(network, process), f"{process.name}/{process.incarnation:x}"
+            self._workers.decode_sessions = DecodeSessions(wire, id, process.incarnation)
         self._aborts = Aborts(self._workers)
         supersede_listener = policies.supersede_listener()
         self.writer = policies.writer(sim_store, on_superseded=supersede_listener.on_superseded)
         self.writer.start()
         identity = RouterIdentity(process.name, MODEL)
         self.dispatcher = policies.dispatcher(self._workers, self._aborts, self.writer, identity, LIMITS)
-        self._build_api(sim_store, supersede_listener, policies, deadline_s)
+        self._build_api(sim_store, supersede_listener, policies, scenario.deadline_s)
         watching = self._workers.start()
 
         async def watch_workers() -> None:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Protocol
 
 from baton.rpc.channel_pool import PING_INTERVAL_S, PING_TIMEOUT_S
+from baton.session.wires.wire import Serve
 from simulation.runtime.process import SimProcess
 from simulation.runtime.trace import Trace
 from simulation.scenario import Noise
@@ -41,6 +42,7 @@ class Endpoint:
         self.process = process
         self.handlers = handlers
         self.serving: dict[asyncio.Task[None], None] = {}
+        self.sessions: Serve | None = None
         self._closing = False
 
     @property

@@ -18,7 +18,7 @@ CLOCK_PATHS = (
     "baton.engine.step_metrics.monotonic_s",
     "services.prefill.loop.monotonic_s",
     "services.prefill.server.monotonic_s",
-    "services.decode.server.monotonic_s",
+    "services.decode.serving.attempts.monotonic_s",
     "baton.worker.recent_attempts.monotonic_s",
     "services.decode.loop.monotonic_s",
     "baton.worker.handoff.handoff_calls.monotonic_s",

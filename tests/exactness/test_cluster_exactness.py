@@ -76,12 +76,15 @@ def transports() -> list[str]:
 
 @pytest.fixture(scope="module", params=transports())
 def bundled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Over `stream` decode's tokens come in sessions, over NIXL in calls."""
     policy = {"stream": "srpt", "nixl": "lpm"}[request.param]
+    sessions = {"sessions": "true" if request.param == "stream" else "false"}
     chunking = {"stream": "equal", "nixl": "fixed"}[request.param]
     flags = {**CHUNKS, "prefill-policy": policy, "long-prefill-token-threshold": PAGE_SIZE, "chunking": chunking}
     with Cluster(
-        tmp_path_factory.mktemp("bundled"), transport=request.param, flags=PAGES, prefill_flags=flags
-    ) as cluster:
+        tmp_path_factory.mktemp("bundled"), transport=request.param, flags=PAGES, prefill_flags=flags,
+        router_flags=sessions,
+    ) as cluster:  # fmt: skip
         yield cluster
 
 
@@ -98,6 +101,7 @@ def test_prompts_of_every_shape(bundled: Cluster, bundled_reference: Reference) 
     with split(bundled):
         for prompt in shaped_prompts(1):
             assert ask(bundled, prompt) == bundled_reference.generate(prompt, NUM_TOKENS), f"{len(prompt)} tokens"
+    assert bundled.metric("router-0", "baton_sessions") == (bundled.transport == "stream")
 
 
 def test_repeated_prompts_come_from_the_caches(bundled: Cluster, bundled_reference: Reference) -> None:

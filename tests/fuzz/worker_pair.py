@@ -60,7 +60,8 @@ from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
+from services.decode.server import DecodeServicer
+from services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
 from services.prefill.commands import PrefillCommand
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
@@ -171,7 +172,8 @@ class DecodeWorker(_Worker):
         self.loop = DecodeLoop(turn, imports, scheduler, import_policy, runner, hooks)
         self.thread = EngineThread(self.loop, "fuzzed-decode", self.crashed)
         config = ServicerConfig(validator, 2.0, lambda: False)
-        self.servicer = DecodeServicer(self.mailbox, self.streams, self.links, self.handoffs, config)
+        attempts = AttemptServer(self.mailbox, self.streams, self.links, self.handoffs, config)
+        self.servicer = DecodeServicer(self.mailbox, attempts, config)
 
     def register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self.servicer, server)

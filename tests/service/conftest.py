@@ -1,4 +1,4 @@
-"""Fixtures of the tests of resume and takeover."""
+"""Fixtures of the tests of resume and takeover, and of those that run over calls and over sessions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
 from tests.redis_server import running_redis
+from tests.service.dispatch import dispatch_world
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -22,3 +23,10 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
         return
     with running_redis(durable=True) as server:
         yield await connect(server.url, options)
+
+
+@pytest.fixture(params=[False, True], ids=["call", "session"])
+def both_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Runs a test twice: decode's tokens come in calls, and in sessions (True)."""
+    monkeypatch.setattr(dispatch_world, "uses_sessions", request.param)
+    return bool(request.param)

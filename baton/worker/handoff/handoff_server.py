@@ -31,7 +31,7 @@ from baton.kv.page_digests import join_parts, split_parts
 from baton.kv.page_tags import split_tags
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.rpc.token_check import set_check
+from baton.rpc.tokens.token_check import set_check
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport

@@ -24,18 +24,22 @@ import grpc
 from msgspec import structs
 
 from baton.domain.errors import BatonError, DeadlineExceeded, LinkBroken, WorkerLost
+from baton.domain.request import OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import WorkerRole
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, decode_finish, decode_scores, decode_token, encode_request
-from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2, session_pb2
+from baton.rpc.request_metadata import Metadata
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
-from baton.rpc.token_check import Checked, verify_check
+from baton.rpc.tokens.row_codec import decode_row
+from baton.rpc.tokens.token_check import Checked, verify_check
 from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.reserve import PairReservation
 from services.router.dispatch.scores.collector import ScoreCollector
+from services.router.dispatch.sessions.session_stream import SessionStream
 from services.router.dispatch.tracked_request import TrackedRequest
 from services.router.dispatch.worker_errors import (
     AttemptFailure,
@@ -53,8 +57,9 @@ GRACE_S = 1.0
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
 _PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
-_Read = decode_pb2.GenerateEvent | None
-"""An event of Generate; None at the end of the stream."""
+_GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
+_Read = decode_pb2.GenerateEvent | session_pb2.TokenRow | None
+"""An event of decode, by its call or in a session; None at the end of the stream."""
 
 
 class Attempt:
@@ -117,7 +122,6 @@ class Attempt:
         loop, pair, deadline = asyncio.get_running_loop(), self._pair, self._tracked.deadline
         timeout_s = max(0.0, deadline - loop.time())
         request, metadata = encode_request(self._request), self._tracked.metadata
-        timeouts = {"timeout": timeout_s + GRACE_S, "metadata": metadata}
         if not self._prefill_only:
             generate = decode_pb2.GenerateRequest(
                 request=request,
@@ -126,7 +130,7 @@ class Attempt:
                 prefill_incarnation=pair.prefill.incarnation,
                 deadline_s=timeout_s,
             )
-            self._generate = self._workers.decode_stub(pair.decode).Generate(generate, **timeouts)
+            self._generate = self._open_decode(generate, timeout_s + GRACE_S, metadata)
             on_lost = partial(self._on_worker_lost, DECODE)
             self._undo = [self._generate.cancel, self._workers.watch(pair.decode.incarnation, on_lost)]
         if not pair.local:
@@ -137,12 +141,23 @@ class Attempt:
             self._num_predicted = self._workers.predict_cached_tokens(
                 pair.prefill, len(self._request.tokens), self._reservation.keys
             )
-            call = self._workers.prefill_stub(pair.prefill).Prefill(prefill, **timeouts)
+            call = self._workers.prefill_stub(pair.prefill).Prefill(
+                prefill, timeout=timeout_s + GRACE_S, metadata=metadata
+            )
             self._prefill_task = asyncio.create_task(self._read_prefill(call), name=f"prefill-{self._request.id}")
             on_lost = partial(self._on_worker_lost, PREFILL)
             self._undo += [call.cancel, self._workers.watch(pair.prefill.incarnation, on_lost)]
         late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
         self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
+
+    def _open_decode(
+        self, request: decode_pb2.GenerateRequest, timeout_s: float, metadata: Metadata
+    ) -> _GenerateCall | SessionStream:
+        sessions, worker = self._workers.decode_sessions, self._pair.decode
+        if sessions is not None and sessions.serves(worker):
+            return sessions.open(worker, request, metadata)
+        call: _GenerateCall = self._workers.decode_stub(worker).Generate(request, timeout=timeout_s, metadata=metadata)
+        return call
 
     def _name_page_source(self, prefill: prefill_pb2.PrefillRequest) -> None:
         """Names the worker that has more of the prompt cached than prefill, if one is known."""
@@ -167,6 +182,8 @@ class Attempt:
                 event = await reading
             if event is None:
                 raise lost_worker(DECODE, "ended its stream early")
+            if isinstance(event, session_pb2.TokenRow):
+                return self._on_row(event)
             match event.WhichOneof("event"):
                 case "failed":
                     raise self._decode_failure(event.failed)
@@ -175,7 +192,8 @@ class Attempt:
                 case "imported" if not self._decoding:
                     self._on_imported(event.imported)
                 case "tokens":
-                    return self._on_tokens(event.tokens)
+                    _verify(event.tokens)
+                    return self._on_tokens(tuple(map(decode_token, event.tokens.tokens)), event.tokens)
                 case _:
                     raise _damaged("an event of decode that fits nowhere")
 
@@ -194,7 +212,7 @@ class Attempt:
             if self._read_task is None or not self._read_task.done():
                 continue
             event, self._read_task = self._read_task.result(), None
-            if event is not None and event.HasField("failed"):
+            if isinstance(event, decode_pb2.GenerateEvent) and event.HasField("failed"):
                 if not self._held:
                     raise self._decode_failure(event.failed)
             elif event is not None:
@@ -205,9 +223,11 @@ class Attempt:
 
     async def _read_decode(self) -> _Read:
         try:
-            event = await self._generate.read()
+            event: Any = await self._generate.read()
         except grpc.aio.AioRpcError as error:
-            raise self._broken(DECODE, error) from None
+            raise self._broken(DECODE, classify_rpc_error(error, DECODE)) from None
+        except WorkerLost as lost:
+            raise self._broken(DECODE, AttemptFailure(lost, FaultSource.DECODE)) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -234,7 +254,7 @@ class Attempt:
         except AttemptFailure as failure:
             error = failure
         except grpc.aio.AioRpcError as rpc_error:
-            error = self._broken(PREFILL, rpc_error)
+            error = self._broken(PREFILL, classify_rpc_error(rpc_error, PREFILL))
         finally:
             if not self._sealed.done():
                 self._sealed.set_exception(error or lost_worker(PREFILL, "ended its stream early"))
@@ -270,16 +290,24 @@ class Attempt:
         self._tracked.on_decoding()
         self._workers.add_cached_pages(self._pair.decode, self._reservation.keys)
 
-    def _on_tokens(self, message: decode_pb2.Tokens) -> TokenChunk:
+    def _on_row(self, row: session_pb2.TokenRow) -> TokenChunk:
+        """The tokens of a step, in a session. Its frame was verified."""
+        if not row.tokens or (row.scores and len(row.scores) != len(row.tokens)):
+            raise _damaged("a row without tokens, or with scores of others")
+        return self._on_tokens(decode_row(row), row)
+
+    def _on_tokens(
+        self, tokens: tuple[OutputToken, ...], message: decode_pb2.Tokens | session_pb2.TokenRow
+    ) -> TokenChunk:
+        """Takes the next tokens of `message`, which has their end, too."""
         if not self._decoding and not self._pair.local:
             raise _damaged("tokens before the import")
-        _verify(message)
         scores = None
         if not self._decoding:
             scores = self._take_scores() if self._pair.local else None
             self._on_decoding()
         finish = decode_finish(message.finish_reason) if message.finish_reason else None
-        chunk = self._tracked.emit(tuple(map(decode_token, message.tokens)), finish)
+        chunk = self._tracked.emit(tokens, finish)
         self._tracked.num_failures = 0  # a token from decode proves that the request itself does no harm
         if finish is not None:
             self._abort_reason = None
@@ -322,9 +350,8 @@ class Attempt:
         if not self._sealed.done():
             self._sealed.set_exception(error)
 
-    def _broken(self, role: WorkerRole, error: grpc.aio.AioRpcError) -> AttemptFailure | BatonError:
-        """Classifies the error of a broken stream. Suspects a worker that cannot be reached."""
-        failure = classify_rpc_error(error, role)
+    def _broken(self, role: WorkerRole, failure: AttemptFailure | BatonError) -> AttemptFailure | BatonError:
+        """The failure of a broken stream. Suspects a worker that cannot be reached."""
         if isinstance(failure, AttemptFailure) and isinstance(failure.error, WorkerLost):
             self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
         return failure

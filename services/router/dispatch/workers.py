@@ -41,6 +41,7 @@ from services.router.dispatch.placement import (
     linked_pairs,
     placeable,
 )
+from services.router.dispatch.sessions.decode_sessions import DecodeSessions
 
 MAX_INDEXED_PAGES = 1 << 18
 FIRST_READ_S = 2.0
@@ -110,6 +111,7 @@ class WorkerSet:
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
         self.cache_index = CacheIndex()
+        self.decode_sessions: DecodeSessions | None = None  # None: a call for each attempt
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
         self._listeners: list[Callable[[], None]] = []
@@ -188,21 +190,16 @@ class WorkerSet:
 
     def page_sizes(self) -> set[int]:
         """Page sizes in use: one, except during a rollout."""
-        sizes = set()
-        for record in self._records.values():
-            sizes.add(record.page_size)
-        return sizes
+        return {record.page_size for record in self._records.values()}
 
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
         now = self._now()
-        records, pairs = [], []
+        records = []
         for record in self._records.values():
             if self._eligible(record) and self._suspected_until.get(record.incarnation, now) <= now:
                 records.append(self._in_flight.adjust(record, now))
-        for pair in linked_pairs(records):
-            if self._link_breakers.allows(pair.incarnations, now):
-                pairs.append(pair)
+        pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
         self._num_choices += 1
         return choose_pair(pairs, query, self._index, self._num_choices)
 
@@ -356,6 +353,8 @@ class WorkerSet:
             if record.load.step_age_s > self._limits.max_step_age_s:
                 self._notify_watchers(record.incarnation)
         self._verifier.retain(self._records.keys())
+        if self.decode_sessions is not None:
+            self.decode_sessions.follow(self.served())
         present = [record for record in self._records.values() if self._liveness.is_present(record.incarnation, now)]
         self._link_breakers.retain({pair.incarnations for pair in linked_pairs(present)})
         OPEN_LINK_BREAKERS.set(len(self._link_breakers))

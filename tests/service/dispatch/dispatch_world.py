@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from baton.domain.ids import AttemptId, RequestId
+from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.trace_context import TraceContext
 from baton.rpc.channel_pool import ChannelPool
+from baton.session.wires.grpc_wire import GrpcWire
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.write_behind.writer import StoreWriter
@@ -27,6 +28,7 @@ from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
 from services.router.dispatch.link_breaker import LinkBreakerLimits
 from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from tests.mock_workers import (
@@ -38,6 +40,10 @@ from tests.mock_workers import (
     scores_of,
     token_at,
 )
+from tests.mocks.sessions import LIMITS as LIMITS_OF_SESSIONS
+
+uses_sessions = False
+"""True: decode's tokens come in sessions. Set by the fixture `both_streams`."""
 
 PROMPT = tuple(range(1, 11))
 CONTEXT = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)
@@ -139,11 +145,17 @@ async def world(
     )
     channels, timings = ChannelPool(), RecordedTimings()
     workers = WorkerSet(store, channels, WorkerFilter(MODEL), worker_limits)
+    wire = GrpcWire()
+    if uses_sessions:
+        workers.decode_sessions = DecodeSessions(wire, "router-test", new_incarnation(), limits=LIMITS_OF_SESSIONS)
     aborts = Aborts(workers)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         stack.push_async_callback(cluster.stop)
         stack.push_async_callback(channels.close)
+        stack.push_async_callback(wire.close)
+        if workers.decode_sessions is not None:
+            stack.push_async_callback(workers.decode_sessions.close)
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         writer = await stack.enter_async_context(StoreWriter(store))

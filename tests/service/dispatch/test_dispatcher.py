@@ -35,7 +35,7 @@ from tests.service.dispatch.dispatch_world import (
     world,
 )
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("both_streams")]
 
 
 async def test_tokens_arrive_in_order_and_every_stage_is_stamped():

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.service.dispatch import dispatch_world
 from tests.service.dispatch.dispatch_world import (
     World,
     expected_scores,
@@ -21,6 +22,7 @@ from tests.service.dispatch.frame_flipper import HEADERS, FlippingProxy, FlipPla
 NUM_TOKENS = 5
 NUM_SEEDS = 60
 NUM_HEADER_SEEDS = 25
+NUM_SESSION_SEEDS = 25
 TWO = ((), ())
 
 
@@ -57,6 +59,13 @@ async def answer_with_one_flip(seed: int) -> bool:
 async def test_a_flipped_bit_in_any_message_changes_no_answer():
     flipped = [await answer_with_one_flip(seed) for seed in range(NUM_SEEDS)]
     assert sum(flipped) > NUM_SEEDS // 2
+
+
+@pytest.mark.timeout(120)
+async def test_a_flipped_bit_in_a_session_changes_no_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch_world, "uses_sessions", True)
+    flipped = [await answer_with_one_flip(seed) for seed in range(NUM_SESSION_SEEDS)]
+    assert sum(flipped) > NUM_SESSION_SEEDS // 2
 
 
 async def answers_after_one_flip(seed: int) -> bool:

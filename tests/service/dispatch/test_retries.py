@@ -44,7 +44,7 @@ from tests.service.dispatch.dispatch_world import (
     world,
 )
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("both_streams")]
 
 
 async def test_a_decode_worker_lost_while_decoding_is_replaced_seamlessly():

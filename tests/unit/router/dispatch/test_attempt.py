@@ -18,7 +18,7 @@ from baton.domain.request import FinishReason, OutputToken, SamplingParams, Stop
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
-from baton.rpc.token_check import set_check
+from baton.rpc.tokens.token_check import set_check
 from baton.store.memory_store import MemoryStore
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
@@ -54,8 +54,7 @@ def tokens(*indices: int, finish: FinishReason | None = None) -> decode_pb2.Gene
 
 
 def imported(index: int, token: int) -> decode_pb2.GenerateEvent:
-    first = encode_token(OutputToken(index, token))
-    return decode_pb2.GenerateEvent(imported=decode_pb2.Imported(first_token=first))
+    return decode_pb2.GenerateEvent(imported=decode_pb2.Imported(first_token=encode_token(OutputToken(index, token))))
 
 
 def decode_failed(code: str) -> decode_pb2.GenerateEvent:
@@ -108,6 +107,7 @@ class ScriptedWorkers:
     imported: list[AttemptId] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     ended: list[AttemptId] = field(default_factory=list)
+    decode_sessions: None = None
 
     def prefill_stub(self, record: object) -> Any:
         return type("Stub", (), {"Prefill": lambda _, request, **options: self.prefill})()

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from baton.domain.errors import LinkBroken
 from baton.rpc.gen import common_pb2, decode_pb2, handoff_pb2, prefill_pb2
-from baton.rpc.token_check import Checked, set_check, verify_check
+from baton.rpc.tokens.token_check import Checked, set_check, verify_check
 
 PLAIN = common_pb2.OutputToken(index=7, token=1234)
 SCORED = common_pb2.OutputToken(index=8, token=99, logprob=-0.5, top=[common_pb2.TokenLogprob(token=5, logprob=-1.5)])

@@ -1,0 +1,1 @@
+"""Tokens on the wire: rows of a session, and check numbers of replies."""

@@ -1,0 +1,1 @@
+"""The worker's end of sessions with routers."""

@@ -1,0 +1,1 @@
+"""What a decode worker does for one attempt, whether it came by a call or in a session."""

@@ -1,0 +1,1 @@
+"""The router's end of sessions with decode workers."""

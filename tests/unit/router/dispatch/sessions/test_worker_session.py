@@ -1,0 +1,125 @@
+"""A router's end of a session: streams and their messages, ends, late messages and losses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from baton.domain.errors import WorkerLost
+from baton.domain.trace_context import TraceContext
+from baton.rpc.gen import common_pb2, decode_pb2
+from baton.rpc.gen import session_pb2 as pb
+from baton.session.lifecycle import SessionState
+from services.router.dispatch.sessions.worker_session import WorkerSession
+
+TRACE = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)
+
+
+@dataclass
+class RecordedDialler:
+    """The part of a `SessionDialler` that a session uses; lists what is posted."""
+
+    posted: list[pb.StreamMessage] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = SimpleNamespace(state=SessionState.OPEN)
+        self.pump = SimpleNamespace(post=self.posted.append)
+
+    async def run(self, owner: object) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def dialler() -> RecordedDialler:
+    return RecordedDialler()
+
+
+@pytest.fixture
+async def session(dialler: RecordedDialler) -> AsyncIterator[WorkerSession]:
+    made = WorkerSession(cast(Any, dialler))
+    yield made
+    made.task.cancel()
+    made.on_ended("the test has ended")
+
+
+def request(*tokens: int) -> decode_pb2.GenerateRequest:
+    engine = common_pb2.EngineRequest(tokens=tokens, salt="salt")
+    return decode_pb2.GenerateRequest(request=engine, reservation_id="r-1", prefill_id="p", deadline_s=3.0)
+
+
+async def test_an_attempt_is_opened_without_its_tokens_which_follow(session: WorkerSession, dialler: RecordedDialler):
+    asked = request(3, 4, 5)
+    session.open(asked, TRACE)
+    session.open(request(6), TRACE)
+    opened, prompt, second, _ = dialler.posted
+    assert (opened.stream, prompt.stream, second.stream) == (1, 1, 2)
+    assert list(opened.open.request.tokens) == []
+    assert (opened.open.request.salt, opened.open.reservation_id, opened.open.deadline_s) == ("salt", "r-1", 3.0)
+    assert (opened.open.traceparent, opened.open.http_request_id) == (TRACE.traceparent, "http-1")
+    assert (len(prompt.prompt.tokens), prompt.prompt.last) == (12, True)
+    assert list(asked.request.tokens) == [3, 4, 5], "the request of the caller is not changed"
+
+
+async def test_a_step_reaches_each_of_its_streams(session: WorkerSession):
+    streams = [session.open(request(1), TRACE) for _ in range(3)]
+    rows = [pb.TokenRow(stream=number, first_index=0, tokens=[number]) for number in (1, 2, 3)]
+    session.apply([pb.StreamMessage(step=pb.StepTokens(rows=rows))])
+    assert [await stream.read() for stream in streams] == rows
+
+
+async def test_a_finish_or_a_failure_ends_the_stream_here(session: WorkerSession, dialler: RecordedDialler):
+    first, second = (session.open(request(1), TRACE) for _ in range(2))
+    last = pb.TokenRow(stream=1, first_index=0, tokens=[9], finish_reason=common_pb2.FINISH_REASON_STOP)
+    ended = pb.Ended(failure=common_pb2.Failure(code="sent_back"))
+    session.apply([pb.StreamMessage(step=pb.StepTokens(rows=[last, last])), pb.StreamMessage(stream=2, ended=ended)])
+    assert [await first.read(), await first.read()] == [last, None]
+    failed: Any = await second.read()
+    assert failed.failed.code == "sent_back"
+    num_posted = len(dialler.posted)
+    first.cancel()
+    second.cancel()
+    assert len(dialler.posted) == num_posted, "the worker has ended them itself"
+
+
+async def test_a_cancelled_stream_is_aborted_at_the_worker(session: WorkerSession, dialler: RecordedDialler):
+    stream = session.open(request(1), TRACE)
+    stream.cancel()
+    assert dialler.posted[-1].stream == 1
+    assert dialler.posted[-1].HasField("abort")
+    session.apply([pb.StreamMessage(step=pb.StepTokens(rows=[pb.TokenRow(stream=1, tokens=[1])]))])
+    with pytest.raises(asyncio.CancelledError):
+        await stream.read()
+
+
+async def test_an_import_keeps_what_it_says_and_does_not_say(session: WorkerSession):
+    first, second = (session.open(request(1), TRACE) for _ in range(2))
+    token = common_pb2.OutputToken(index=0, token=7)
+    session.apply([pb.StreamMessage(stream=1, joined=pb.Joined(first_token=token))])
+    session.apply([pb.StreamMessage(stream=2, joined=pb.Joined(times=common_pb2.ImportTimes(pages=3)))])
+    told: Any = await first.read()
+    timed: Any = await second.read()
+    assert told.imported.first_token == token
+    assert not told.imported.HasField("times")
+    assert timed.imported.times.pages == 3
+    assert not timed.imported.HasField("first_token")
+
+
+async def test_a_lost_session_is_a_lost_worker_to_each_attempt(session: WorkerSession):
+    streams = [session.open(request(1), TRACE) for _ in range(2)]
+    session.on_ended("no connection")
+    for stream in streams:
+        with pytest.raises(WorkerLost, match="no connection"):
+            await stream.read()
+
+
+async def test_open_streams_are_listed_for_the_worker(session: WorkerSession, dialler: RecordedDialler):
+    for _ in range(3):
+        session.open(request(1), TRACE)
+    session._abort(2)
+    session._reconcile()
+    assert list(dialler.posted[-1].reconcile.streams) == [1, 3]
