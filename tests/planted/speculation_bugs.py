@@ -8,6 +8,7 @@ SPECULATION = "drafts change nothing"
 SCHEDULER, BASE = "services/decode/scheduler.py", "baton/engine/drafts/base.py"
 POLICY, BATCH = "baton/engine/drafts/policy.py", "baton/engine/batch.py"
 LOCKSTEP = "tests/property/drafts/test_drafts.py::test_rejected_drafts_leave_no_trace"
+RESUMED = "tests/property/drafts/test_drafts.py::test_a_row_that_was_preempted_goes_on_with_its_drafter"
 VERIFICATION = "tests/unit/engine/drafts/test_verification.py"
 
 SPECULATION_BUGS = (
@@ -65,7 +66,7 @@ SPECULATION_BUGS = (
         SCHEDULER,
         'if self._drafts is not None and event != "resume":',
         "if self._drafts is not None:",
-        LOCKSTEP,
+        RESUMED,
     ),
     PlantedBug(
         SPECULATION,

@@ -178,6 +178,28 @@ def test_right_drafts_save_steps_and_nothing_else(drawn, num_host_pages: int):
     assert_idle(world.cache)
 
 
+@pytest.mark.parametrize("kinds", [["wrong"], ["right"], AdversarialDrafter.KINDS])
+def test_a_row_that_was_preempted_goes_on_with_its_drafter(kinds: Sequence[str]):
+    """Two rows of which each would fill the pool in the end."""
+    stop = StopParams(max_tokens=9)
+    requests = [engine_request(f"r{n}", [n, 1, 1, 0, 1, n, 1], stop=stop, seed=n) for n in range(2)]
+    by_id = {request.id: right_tokens(request) for request in requests}
+    drafter = AdversarialDrafter(by_id.__getitem__, VOCAB_SIZE, kinds=kinds)
+    world = tiny_decode(True, 8, drafter=drafter)
+    emitted: dict[AttemptId, list[int]] = {}
+    for request in requests:
+        board(world, request)
+        emitted[request.id] = [next_token(request, list(request.tokens))[0]]
+    while effects := step(world):
+        for effect in effects:
+            assert isinstance(effect, EmitTokens)
+            emitted[effect.id] += [token.token for token in effect.tokens]
+    assert world.scheduler.num_preemptions > 0
+    assert emitted == {request.id: expected_output(request) for request in requests}
+    assert not drafter.num_tokens
+    assert_idle(world.cache)
+
+
 @pytest.mark.parametrize(("acceptance", "num_steps"), [(0.0, 11), (1.0, 3)])
 def test_an_oracle_saves_the_steps_that_it_promises(acceptance: float, num_steps: int):
     request = engine_request("r", [0, 1], stop=StopParams(max_tokens=12))
