@@ -25,6 +25,7 @@ from baton.model.kernels.build import (
     source_digest,
 )
 from baton.model.kernels.library import KernelsUnavailable, available_levels, open_kernels
+from baton.model.kernels.platform_tag import platform_tag
 from baton.model.linears.int8 import Int8Linear
 from baton.model.linears.panels import PanelLinear
 from baton.model.loading.kernel_check import first_wrong_kernel
@@ -120,22 +121,36 @@ def run_hook(
     application, build_data = QuietApplication(), {"artifacts": [], "pure_python": True}
     hook = module.KernelsHook(str(ROOT), {}, None, None, str(ROOT), "wheel", application)
     hook.initialize(version, build_data)
+    hook.finalize(version, build_data, "made.whl")
     return build_data, application.warnings
 
 
+@needs_compiler
 def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(monkeypatch: pytest.MonkeyPatch):
     outcomes = [BuildResult(PORTABLE, True, None), BuildResult(build_specs()[-1], False, "no such flag")]
     told, warnings = run_hook("standard", outcomes, monkeypatch)
     assert told["artifacts"] == ["/baton/model/kernels/built/portable.so"]
     assert not told["pure_python"]
-    assert str(told["tag"]).startswith("py3-none-linux_")
-    assert [message.endswith("slower code runs instead: no such flag") for message in warnings] == [True]
+    assert told["tag"] == f"py3-none-{platform_tag([PORTABLE.path])}"
+    assert warnings[0].endswith("slower code runs instead: no such flag")
+    assert warnings[1:] == [f"WARNING: built without {build_specs()[-1].name}; workers are slower"]
 
 
 def test_an_installation_without_a_compiler_succeeds(monkeypatch: pytest.MonkeyPatch):
     told, warnings = run_hook("editable", [BuildResult(r, False, "no compiler") for r in build_specs()], monkeypatch)
     assert told == {"artifacts": [], "pure_python": True}
-    assert len(warnings) == len(build_specs())
+    assert len(warnings) == len(build_specs()) + 1
+    assert "portable kernels" in warnings[-1]
+
+
+def test_a_build_that_requires_kernels_fails_without_one(monkeypatch: pytest.MonkeyPatch):
+    outcomes = [BuildResult(PORTABLE, True, None), BuildResult(SUFFIX_INDEX, False, "g++ took longer than 900 s")]
+    monkeypatch.setenv("REQUIRE_KERNELS", "1")
+    with pytest.raises(RuntimeError, match="missing: suffix index"):
+        run_hook("standard", outcomes, monkeypatch)
+    run_hook("standard", outcomes[:1], monkeypatch)
+    monkeypatch.setenv("REQUIRE_KERNELS", "")
+    run_hook("standard", outcomes, monkeypatch)
 
 
 def test_the_last_line_of_a_build_names_missing_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
