@@ -20,9 +20,9 @@ import msgspec
 from rich.console import Console
 
 from baton.domain.errors import BatonError
+from baton.services.cli.bench.results.intervals import Interval
 from bench.goals import GOALS, UNMEASURED, VERDICTS, Goal, Unmeasured, findings_for
 from bench.harness.rotations import Block, Finding, Remark
-from services.cli.bench.results.intervals import Interval
 
 BEGIN = "<!-- begin: written by bench.report -->"
 END = "<!-- end: written by bench.report -->"

@@ -22,13 +22,13 @@ from pydantic.fields import FieldInfo
 from baton.domain.handoff import EXPORT_TRANSITIONS, IMPORT_TRANSITIONS, ExportState, ImportState
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestState
 from baton.domain.ownership import ROLES, CallRole
+from baton.services.cli.forwarded_flags import DECIDED, ForwardedFlags
+from baton.services.cli.settings import COMMANDS
+from baton.services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from baton.services.router.openai.field_table.table import FIELDS
+from baton.services.router.openapi import openapi_document
 from baton.settings.base import Settings, env_name
 from baton.telemetry.metrics import declared
-from services.cli.forwarded_flags import DECIDED, ForwardedFlags
-from services.cli.settings import COMMANDS
-from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
-from services.router.openai.field_table.table import FIELDS
-from services.router.openapi import openapi_document
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -88,6 +88,6 @@ step "installing Baton and compiling its kernels" -- "${pip[@]}" --no-deps --no-
 touch ".venv/.baton-$level-$key"
 # Last, so that a missing compiler or a time limit is the last thing that is read.
 .venv/bin/python -m scripts.build_kernels
-if ! .venv/bin/python -c 'import sys; from services.cli.processes.local_redis import find_server; sys.exit(find_server() is None)'; then
-    .venv/bin/python -c 'from services.cli.processes.local_redis import HOW_TO_GET_ONE as how; print(f"No redis-server is here, which `baton up` needs: {how}.")'
+if ! .venv/bin/python -c 'import sys; from baton.services.cli.processes.local_redis import find_server; sys.exit(find_server() is None)'; then
+    .venv/bin/python -c 'from baton.services.cli.processes.local_redis import HOW_TO_GET_ONE as how; print(f"No redis-server is here, which `baton up` needs: {how}.")'
 fi

@@ -9,19 +9,19 @@ from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.engine.handoff.cached_exports import CachedExports
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImports
+from baton.services.decode.handoff_client import HandoffClient
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.prefill.scheduler import PrefillScheduler
+from baton.services.router.dispatch.dispatcher import TokenDispatcher
+from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
 from baton.worker.budget_control import BudgetChange
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.handoff_client import HandoffClient
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.scheduler import PrefillScheduler
-from services.router.dispatch.dispatcher import TokenDispatcher
-from services.router.takeover.supersede_listener import SupersedeListener
 from simulation.nodes.lua_store import LuaStore
 from simulation.scenario import VOCAB_SIZE
 

@@ -13,8 +13,8 @@ from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloade
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
+from baton.services.prefill.policy import PrefillPolicy
 from baton.settings.tiers import TierWrite
-from services.prefill.policy import PrefillPolicy
 
 BEGIN_S, END_S = 1.5, 5.5
 """Times between which clients arrive and faults begin."""

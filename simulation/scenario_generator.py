@@ -9,8 +9,8 @@ from random import Random
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
+from baton.services.prefill.policy import PrefillPolicy
 from baton.settings.tiers import TierWrite
-from services.prefill.policy import PrefillPolicy
 from simulation.scenario import (
     BEGIN_S,
     END_S,

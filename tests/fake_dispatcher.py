@@ -17,8 +17,8 @@ from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.engine.fake_runner import fake_scores, fake_slots
+from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cli.processes.local_redis import LocalRedis, find_server
+from baton.services.cli.processes.local_redis import LocalRedis, find_server
 
 
 def require_redis() -> None:

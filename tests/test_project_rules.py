@@ -151,7 +151,7 @@ def test_imports_go_down():
 
 @pytest.mark.parametrize(
     ("contract_id", "extra"),
-    [("policy", []), ("router", ["services.router.app"])],
+    [("policy", []), ("router", ["baton.services.router.app"])],
 )
 def test_importing_loads_nothing_heavy(contract_id: str, extra: list[str]):
     """Covers what import-linter cannot see: importing a module also runs its package's `__init__`."""

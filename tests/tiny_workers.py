@@ -32,15 +32,15 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.order import RowOrder
+from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.prefill.policy import PolicySettings, PrefillLimits
+from baton.services.prefill.scheduler import PrefillScheduler
 from baton.transfer.digest import PoolHasher, page_digest
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.page_faults import PageFaults
-from services.decode.rows.order import RowOrder
-from services.decode.rows.rules import RowRules
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.policy import PolicySettings, PrefillLimits
-from services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
 
 PAGE_SIZE = 2

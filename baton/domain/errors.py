@@ -21,7 +21,7 @@
     |- DeadlineExceeded       deadline_exceeded    504
     `- Broken                 broken               our own invariant failed: log and exit
 
-Translation to HTTP is in `services.router.edge.http_errors`, to gRPC in `baton.rpc.codec`, and nowhere else.
+Translation to HTTP is in `baton.services.router.edge.http_errors`, to gRPC in `baton.rpc.codec`, and nowhere else.
 "Not now" is a return value, never one of these.
 """
 

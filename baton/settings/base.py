@@ -1,6 +1,6 @@
 """Reads settings: explicit values first, then `BATON_*` environment variables, then defaults.
 
-`services.cli` reads them once at process start; other code receives a frozen settings object.
+`baton.services.cli` reads them once at process start; other code receives a frozen settings object.
 """
 
 from __future__ import annotations

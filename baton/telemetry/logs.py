@@ -1,6 +1,6 @@
 """Structured logs on standard error, one line an event: `get_logger(__name__).info("sealed", request_id=...)`.
 
-`services.cli` calls `configure_logging` once a process. Lines of other libraries get the same format.
+`baton.services.cli` calls `configure_logging` once a process. Lines of other libraries get the same format.
 """
 
 from __future__ import annotations

@@ -37,16 +37,16 @@ from baton.model.decoders.base import Decoder
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
+from baton.services.decode.commands import DecodeCommand
+from baton.services.decode.effects import DecodeEffect, OutwardEffect
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.kv_import import Reserved, SealInfo
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.scheduler import DecodeScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from bench.engine.bench_engine import GREEDY, BenchEngine
-from services.decode.commands import DecodeCommand
-from services.decode.effects import DecodeEffect, OutwardEffect
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.kv_import import Reserved, SealInfo
-from services.decode.loop import DecodeHooks, DecodeLoop
-from services.decode.page_faults import PageFaults
-from services.decode.scheduler import DecodeScheduler
 
 WARMUP_TURNS = 2
 _SOURCE = WorkerId("prefill-0")

@@ -17,7 +17,7 @@ from baton.kv.eviction import EvictionPolicy
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from services.cli.bench.workload.traces import read_mooncake
+from baton.services.cli.bench.workload.traces import read_mooncake
 
 POOLS = (1_000, 4_000, 16_000)
 

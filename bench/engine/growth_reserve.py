@@ -26,14 +26,14 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.kv_import import Reserved, SealInfo
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.scheduler import DecodeScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.kv_import import Reserved, SealInfo
-from services.decode.page_faults import PageFaults
-from services.decode.rows.rules import RowRules
-from services.decode.scheduler import DecodeScheduler
 
 PAGE_SIZE, NUM_PAGES, MAX_ROWS, MAX_TOKENS = 16, 2_000, 512, 2_048
 CLIP_TOKENS = 4_096

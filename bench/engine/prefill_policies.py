@@ -28,9 +28,9 @@ from baton.engine.step_metrics import shape_of
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake, scale, scaled_block_tokens
-from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
-from services.prefill.scheduler import PrefillScheduler
+from baton.services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake, scale, scaled_block_tokens
+from baton.services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
+from baton.services.prefill.scheduler import PrefillScheduler
 
 LENGTH = 1 / 16
 PAGE_SIZE = scaled_block_tokens(LENGTH)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from services.cli.bench.results.intervals import Interval, bootstrap_median, is_steady
+from baton.services.cli.bench.results.intervals import Interval, bootstrap_median, is_steady
 
 MAX_WALL_OVER_CPU = 1.05
 """Bound on wall time over CPU time of an undisturbed computation."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from baton.services.cli.plan import free_ports
 from baton.settings.process import child_environment
-from services.cli.plan import free_ports
 
 START_S = 600.0
 STOP_S = 60.0
@@ -49,7 +49,7 @@ def running_system(
             with console.status(f"making a random {shape}"):
                 model = _random_model(shape, Path(directory) / shape, seed)
         (port,) = free_ports(1)
-        command = [sys.executable, "-m", "services.cli.main", "up", model, "--port", str(port), *flags]
+        command = [sys.executable, "-m", "baton.services.cli.main", "up", model, "--port", str(port), *flags]
         with _running(command, {}) as (process, log):
             with console.status("starting the system"):
                 _wait_until(lambda: UP_MESSAGE in log.read_text(errors="replace"), "baton up", process, log)

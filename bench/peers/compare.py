@@ -27,6 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
+from baton.services.cli.plan import free_ports
 from baton.settings.process import usable_cores
 from bench.harness.model_shapes import SHAPES
 from bench.harness.probes import MemcpyProbe
@@ -46,7 +47,6 @@ from bench.harness.running_system import running_server
 from bench.harness.signals import run_command
 from bench.peers.loads import ERROR_TAIL_CHARS, LOADS, REPORT_LINES, LoadResult, PeerLoad, ReportLine, measure
 from bench.peers.servers import PeerServer, baton, is_baton, llama, vllm
-from services.cli.plan import free_ports
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from baton.services.cli.bench.results.records import RequestRow
+from baton.services.cli.bench.results.run_file import load
 from bench.harness.rotations import Block
 from bench.peers.servers import PeerServer
-from services.cli.bench.results.records import RequestRow
-from services.cli.bench.results.run_file import load
 
 ERROR_TAIL_CHARS = 400
 WARM_UP_TOKENS = 4
@@ -168,7 +168,7 @@ def measure(server: PeerServer, load_: PeerLoad, seed: int, directory: Path) -> 
     name = f"{server.name}-{load_.name}.json".replace(" ", "-")
     asking = ("--endpoint", "chat", "--ignore-eos", "--no-continuous-usage", "--seed", str(seed))
     saving = ("--save-result", "--result-dir", str(directory), "--result-filename", name)
-    command = [sys.executable, "-m", "services.cli.main", "bench", "serve", "--base-url", server.url]
+    command = [sys.executable, "-m", "baton.services.cli.main", "bench", "serve", "--base-url", server.url]
     command += [*asking, *load_.flags, *saving]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode != 0:

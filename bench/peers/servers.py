@@ -44,7 +44,7 @@ def baton(
     if not lends:
         flags.append("--no-lend-cores")
         name = f"{name}, own cores"
-    return PeerServer(name, _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
+    return PeerServer(name, _on_cores(cores, sys.executable, "-m", "baton.services.cli.main", *flags), port, "/ready")
 
 
 def is_baton(server: str) -> bool:

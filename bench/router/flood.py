@@ -22,16 +22,16 @@ from pathlib import Path
 
 import uvloop
 
+from baton.services.cli.bench.client.bench_client import BenchClient
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.results.distribution import percentile
+from baton.services.cli.bench.results.records import PlannedRequest, RequestRow
+from baton.services.cli.bench.workload.arrivals import gamma_arrivals
+from baton.services.router.edge.api_keys import make_entry, new_key
 from bench.harness.rotations import write_atomically
 from bench.harness.signals import run_command
 from bench.router.mock_cluster import running_cluster
 from bench.router.overload import CAPACITY, NUM_PROMPT_TOKENS, NUM_TOKENS, OBJECTIVE_S, REFUSED, TEMPLATE, TIMEOUT_S
-from services.cli.bench.client.bench_client import BenchClient
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.results.distribution import percentile
-from services.cli.bench.results.records import PlannedRequest, RequestRow
-from services.cli.bench.workload.arrivals import gamma_arrivals
-from services.router.edge.api_keys import make_entry, new_key
 
 STEADY_LOAD, FLOOD_LOAD = 0.3, 10.0
 UNLIKE_TOKENS: Mapping[str, int] = {"tiny": 4, "short": 8, "middle": 16, "long": 32}

@@ -23,12 +23,12 @@ from redis.asyncio import Redis
 from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from bench.harness.signals import run_command
-from services.cli.processes.local_redis import LocalRedis
 
 FLUSH_S = 30.0
 

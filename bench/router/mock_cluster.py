@@ -26,10 +26,10 @@ import grpc
 
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord
 from baton.rpc.gen import decode_pb2
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
-from services.cli.processes.local_redis import LocalRedis
 from tests.mock_workers import MockDecode, MockPrefill, MockWorker
 
 MODEL = "bundled"
@@ -168,7 +168,7 @@ def running_router(
         port = free.getsockname()[1]
     ports = ["--port", str(port), "--metrics-port", "0"]
     flags = [*ports, "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
-    command = [sys.executable, "-m", "services.cli.main", "serve", "router", *flags, *more_flags]
+    command = [sys.executable, "-m", "baton.services.cli.main", "serve", "router", *flags, *more_flags]
     environment = None if tree is None else {**os.environ, "PYTHONPATH": str(tree)}
     process = subprocess.Popen(command, cwd=tree, env=environment)
     try:

@@ -28,15 +28,15 @@ from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.codec import encode_request
 from baton.rpc.gen import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.options import ApiEndpoint
+from baton.services.cli.bench.results.distribution import percentile
+from baton.services.cli.bench.results.records import PlannedRequest
 from bench.harness.probes import LoopbackProbe, process_cpu_s
 from bench.harness.rotations import Block, Finding, OnRotation, ResultFile, make_finding, rotate, table_of
 from bench.harness.signals import run_command
 from bench.router.mock_cluster import MODEL, MockCluster, running_cluster
-from services.cli.bench.client.bench_client import BenchClient, RequestTemplate
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.options import ApiEndpoint
-from services.cli.bench.results.distribution import percentile
-from services.cli.bench.results.records import PlannedRequest
 
 PROMPT = tuple(range(4, 68))
 SHORT_TOKENS, LONG_TOKENS = 2, 258

@@ -21,16 +21,16 @@ from pathlib import Path
 
 import uvloop
 
+from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.options import ApiEndpoint
+from baton.services.cli.bench.results.distribution import percentile
+from baton.services.cli.bench.results.records import PlannedRequest, RequestRow
+from baton.services.cli.bench.workload.arrivals import gamma_arrivals
 from bench.harness.probes import process_cpu_s, process_rss_bytes
 from bench.harness.rotations import write_atomically
 from bench.harness.signals import run_command
 from bench.router.mock_cluster import MODEL, DecodeCapacity, MockCluster, running_cluster
-from services.cli.bench.client.bench_client import BenchClient, RequestTemplate
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.options import ApiEndpoint
-from services.cli.bench.results.distribution import percentile
-from services.cli.bench.results.records import PlannedRequest, RequestRow
-from services.cli.bench.workload.arrivals import gamma_arrivals
 
 CAPACITY = DecodeCapacity(num_rows=8, token_s=0.2)
 NUM_TOKENS = 11

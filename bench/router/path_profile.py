@@ -33,13 +33,13 @@ import msgspec
 from google.protobuf.message import Message
 from rich.console import Console
 
+from baton.services.cli.processes.local_redis import LocalRedis
+from baton.services.router.app import listen, run
+from baton.services.router.settings import RouterSettings
+from baton.services.router.text.text_model import TextModel
 from baton.settings.model_source import ModelFiles, resolve_model
 from baton.store.connect import connect
 from bench.router.mock_cluster import MODEL, DecodeCapacity, mock_workers
-from services.cli.processes.local_redis import LocalRedis
-from services.router.app import listen, run
-from services.router.settings import RouterSettings
-from services.router.text.text_model import TextModel
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_SOURCES = (f"{ROOT}/baton/", f"{ROOT}/services/")

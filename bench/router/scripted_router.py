@@ -21,13 +21,13 @@ import uvicorn
 import uvloop
 
 from baton.domain.request import FinishReason, OutputToken
+from baton.services.router.edge.http_protocol import BoundedHttpProtocol
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.generation import AdmittedRequest, TokenChunk
+from baton.services.router.routes import make_app
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from bench.router.mock_cluster import MODEL
-from services.router.edge.http_protocol import BoundedHttpProtocol
-from services.router.frontend import ApiLimits
-from services.router.generation import AdmittedRequest, TokenChunk
-from services.router.routes import make_app
 from tests.fake_dispatcher import FakeDispatcher
 from tests.unit.router.memory_frontend import memory_frontend
 

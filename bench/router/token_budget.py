@@ -23,6 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
+from baton.services.cli.processes.local_redis import LocalRedis
 from bench.router.mock_cluster import DecodeCapacity, mock_workers
 from bench.router.path_profile import (
     EVERY_TOKEN,
@@ -33,7 +34,6 @@ from bench.router.path_profile import (
     router_in_process,
     stream_chat,
 )
-from services.cli.processes.local_redis import LocalRedis
 
 EXTRA_TOKENS = 100
 SHORT_TOKENS = 20

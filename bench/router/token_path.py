@@ -25,6 +25,8 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from baton.services.cli.bench.client.bench_client import BenchClient
+from baton.services.cli.processes.local_redis import LocalRedis
 from bench.harness.probes import LoopbackProbe, process_cpu_s
 from bench.harness.rotations import (
     Block,
@@ -40,8 +42,6 @@ from bench.harness.signals import run_command
 from bench.router.mock_cluster import DecodeCapacity, mock_workers, running_router
 from bench.router.overhead import DEADLINE_S, RouterClient
 from bench.router.scripted_router import TOKEN_S, scripted_router
-from services.cli.bench.client.bench_client import BenchClient
-from services.cli.processes.local_redis import LocalRedis
 
 STREAMS = (1, 8, 32, 64)
 SHORT_TOKENS, LONG_TOKENS = 2, 130

@@ -37,6 +37,9 @@ from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
 from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.server import ServerAuth, start_server
 from baton.rpc.tokens.row_codec import decode_row
+from baton.services.decode.effects import EmitTokens
+from baton.services.decode.serving.event_codec import encode_call_events, encode_session_events
+from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from baton.session.listener import SessionListener
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
@@ -54,9 +57,6 @@ from bench.harness.rotations import (
     table_of,
 )
 from bench.harness.signals import run_command
-from services.decode.effects import EmitTokens
-from services.decode.serving.event_codec import encode_call_events, encode_session_events
-from services.router.dispatch.sessions.decode_sessions import DecodeSessions
 
 STREAMS = (1, 8, 64)
 STEP_S = 0.004

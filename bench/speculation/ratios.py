@@ -42,6 +42,11 @@ from baton.kv.tiers import HostTier
 from baton.model.cpu import configure_threads
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
+from baton.services.decode.effects import EmitTokens
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.kv_import import ImportedPrompt
+from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.scheduler import DecodeScheduler
 from bench.engine.bench_engine import GREEDY
 from bench.harness.model_shapes import SHAPES
 from bench.harness.random_models import save_random_model
@@ -54,11 +59,6 @@ from bench.speculation.transcripts import (
     TranscriptRunner,
     transcripts,
 )
-from services.decode.effects import EmitTokens
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.kv_import import ImportedPrompt
-from services.decode.rows.rules import RowRules
-from services.decode.scheduler import DecodeScheduler
 
 PAGE_SIZE = 16
 OFF, AGAIN, NGRAM = "off", "off again", "ngram"

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 import uvloop
 from rich.console import Console
 
+from baton.services.cli.bench.workload.prompts import Vocabulary
 from bench.harness.model_shapes import SHAPES
 from bench.harness.running_system import running_system
 from bench.system.load_client import LoadClient
-from services.cli.bench.workload.prompts import Vocabulary
 
 SPLIT, MIXED, UNCHUNKED = "split", "mixed chunks", "unchunked"
 WAIT_S = 600.0

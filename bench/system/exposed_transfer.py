@@ -29,6 +29,7 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from baton.services.cli.bench.workload.prompts import Vocabulary
 from baton.transfer.factory import usable_transports
 from bench.harness.model_shapes import SHAPES
 from bench.harness.probes import LoopbackProbe
@@ -47,7 +48,6 @@ from bench.harness.running_system import RunningSystem, running_system
 from bench.harness.signals import run_command
 from bench.system.deployments import KV_MEMORY_MIB, SPLIT_FLAGS
 from bench.system.load_client import LoadClient
-from services.cli.bench.workload.prompts import Vocabulary
 
 METRIC = "baton_transfer_exposed_seconds"
 OUTPUT_TOKENS = 2

@@ -30,6 +30,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.results.records import PlannedRequest, RequestRow
+from baton.services.cli.bench.workload.arrivals import gamma_arrivals
 from bench.harness.model_shapes import SHAPES
 from bench.harness.probes import LoopbackProbe
 from bench.harness.rotations import (
@@ -54,9 +57,6 @@ from bench.system.deployments import (
     running_clients,
 )
 from bench.system.load_client import LoadClient, gaps_of
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.results.records import PlannedRequest, RequestRow
-from services.cli.bench.workload.arrivals import gamma_arrivals
 
 NUM_ALONE = 3
 """Requests of each length that are timed one at a time."""

@@ -33,6 +33,9 @@ from typing import Any
 
 from rich.console import Console
 
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.results.distribution import percentile
+from baton.services.cli.bench.results.records import PlannedRequest
 from bench.harness.model_shapes import SHAPES
 from bench.harness.probes import LoopbackProbe
 from bench.harness.rotations import (
@@ -57,9 +60,6 @@ from bench.system.deployments import (
     running_clients,
 )
 from bench.system.load_client import LoadClient
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.results.distribution import percentile
-from services.cli.bench.results.records import PlannedRequest
 
 COLOCATED = "colocated"
 STREAM_PROMPT_TOKENS = 64

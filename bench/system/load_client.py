@@ -8,10 +8,10 @@ import itertools
 import uuid
 from collections.abc import AsyncIterator, Callable
 
-from services.cli.bench.client.bench_client import BenchClient, RequestTemplate
-from services.cli.bench.options import ApiEndpoint
-from services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, inter_token_gaps
-from services.cli.bench.workload.prompts import Vocabulary
+from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate
+from baton.services.cli.bench.options import ApiEndpoint
+from baton.services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, inter_token_gaps
+from baton.services.cli.bench.workload.prompts import Vocabulary
 
 HEAD_TOKENS = 8
 """First tokens of a stream, excluded from figures: other prompts are still computed meanwhile."""

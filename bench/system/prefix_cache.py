@@ -29,6 +29,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from baton.services.cli.bench.workload.prompts import Vocabulary
 from bench.harness.model_shapes import SHAPES
 from bench.harness.probes import LoopbackProbe
 from bench.harness.rotations import (
@@ -47,7 +48,6 @@ from bench.harness.running_system import running_system
 from bench.harness.signals import run_command
 from bench.system.prefix_client import PrefixClient
 from bench.system.prefix_overhead import bookkeeping_s
-from services.cli.bench.workload.prompts import Vocabulary
 
 WAIT_S = 300.0
 FRESH, SALTED, BOOKKEEPING = "0 % cached", "0 % cached, salted", "bookkeeping"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import httpx2
 import msgspec
 
-from services.cli.bench.client.bench_client import BenchClient, RequestTemplate
-from services.cli.bench.options import ApiEndpoint
-from services.cli.bench.results.records import PlannedRequest
-from services.cli.bench.workload.prompts import Vocabulary
+from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate
+from baton.services.cli.bench.options import ApiEndpoint
+from baton.services.cli.bench.results.records import PlannedRequest
+from baton.services.cli.bench.workload.prompts import Vocabulary
 
 NUM_TOKENS = 2
 """One token would need no handoff; more only take time."""

@@ -68,9 +68,9 @@ class StartedWorker:
 def child(flags: argparse.Namespace) -> None:
     """Builds a decode worker's engine, writes what it took, and waits."""
     from baton.engine.build import build_engine
+    from baton.services.decode import app  # noqa: F401 - its imports are part of a start
+    from baton.services.decode.settings import DecodeSettings
     from baton.telemetry import metrics
-    from services.decode import app  # noqa: F401 - its imports are part of a start
-    from services.decode.settings import DecodeSettings
 
     settings = DecodeSettings(
         model=str(flags.model),

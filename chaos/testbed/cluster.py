@@ -21,6 +21,8 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
+from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.store import StateStore
 from chaos.testbed.clocks import ClockController
@@ -28,8 +30,6 @@ from chaos.testbed.fork_server import ForkServer
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
 from chaos.testbed.network import ProxyNetwork
 from chaos.testbed.process import ChildProcess, end_all, spawn
-from services.cli.plan import free_ports
-from services.cli.processes.local_redis import LocalRedis
 
 LOCALHOST = "127.0.0.1"
 REDIS = "redis"

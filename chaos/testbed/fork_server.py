@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SERVICES = ("services.router.app", "services.prefill.app", "services.decode.app")
+SERVICES = ("baton.services.router.app", "baton.services.prefill.app", "baton.services.decode.app")
 CHECKPOINT_LOADING = (
     "torch._dynamo",
     "transformers.conversion_mapping",
@@ -95,7 +95,7 @@ class ForkServer:
             "-m",
             "chaos.testbed.fork_server",
             str(child_socket.fileno()),
-            "services.cli.main",
+            "baton.services.cli.main",
             *preloaded,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -152,7 +152,7 @@ class _SpawnRequest:
         os.dup2(self.log, 1)
         os.dup2(self.log, 2)
         os.close(self.log)
-        return int(importlib.import_module("services.cli.main").run(self.tokens))
+        return int(importlib.import_module("baton.services.cli.main").run(self.tokens))
 
 
 class _ServerLoop:

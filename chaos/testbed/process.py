@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.services.cli.processes import die_with_parent
 from baton.settings.process import child_environment, thread_variables
 from chaos.testbed.fork_server import ForkedProcess, ForkServer
-from services.cli.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -117,7 +117,7 @@ def spawn(
     if fork_server is not None:
         return ChildProcess(name, role, *addresses, log, fork_server.spawn(name, ["serve", role, *arguments], log))
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
-    command = [*wrapper, sys.executable, "-m", "services.cli.main", "serve", role, *arguments]
+    command = [*wrapper, sys.executable, "-m", "baton.services.cli.main", "serve", role, *arguments]
     with log.open("wb") as out:
         popen = subprocess.Popen(
             command,

@@ -1,6 +1,6 @@
 """Error messages of commands: what failed, why, and a hint. No traceback for an expected error.
 
-Called by `services.cli.main` only. An unexpected error, or `Broken`, is not translated: it is a bug.
+Called by `baton.services.cli.main` only. An unexpected error, or `Broken`, is not translated: it is a bug.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from cyclopts import Group, Parameter
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
+from baton.services.decode.settings import DecodeSettings
+from baton.services.prefill.settings import PrefillSettings
+from baton.services.router.settings import RouterSettings
 from baton.settings.base import Settings
 from baton.settings.groups import ServiceSettings
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.router.settings import RouterSettings
 
 SERVICES: Final[Mapping[str, type[ServiceSettings]]] = {
     "router": RouterSettings,

@@ -1,6 +1,6 @@
 """`baton key TENANT`: makes an API key. Also makes the key of the smoke request of `baton up`.
 
-`services.router.edge.api_keys` defines keys and the file format.
+`baton.services.router.edge.api_keys` defines keys and the file format.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from services.router.edge.api_keys import ApiKeys, make_entry, new_key
+from baton.services.router.edge.api_keys import ApiKeys, make_entry, new_key
 
 OWN_TENANT = "baton-up"
 

@@ -8,23 +8,23 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from services.cli.bench.commands import bench_app
-from services.cli.cache.command import cache_app
-from services.cli.chat.command import chat
-from services.cli.doctor.command import doctor
-from services.cli.environment.collect_env import collect_env
-from services.cli.environment.completion import completion_command
-from services.cli.environment.config import config_command
-from services.cli.errors import EXIT_INTERRUPTED, EXPECTED_ERRORS, explain
-from services.cli.key import key
-from services.cli.replay import replay
-from services.cli.run import run_model
-from services.cli.serve import serve_app
-from services.cli.top.command import top
-from services.cli.trace import trace
-from services.cli.up import up
-from services.cli.workers.drain import drain
-from services.cli.workers.role import role
+from baton.services.cli.bench.commands import bench_app
+from baton.services.cli.cache.command import cache_app
+from baton.services.cli.chat.command import chat
+from baton.services.cli.doctor.command import doctor
+from baton.services.cli.environment.collect_env import collect_env
+from baton.services.cli.environment.completion import completion_command
+from baton.services.cli.environment.config import config_command
+from baton.services.cli.errors import EXIT_INTERRUPTED, EXPECTED_ERRORS, explain
+from baton.services.cli.key import key
+from baton.services.cli.replay import replay
+from baton.services.cli.run import run_model
+from baton.services.cli.serve import serve_app
+from baton.services.cli.top.command import top
+from baton.services.cli.trace import trace
+from baton.services.cli.up import up
+from baton.services.cli.workers.drain import drain
+from baton.services.cli.workers.role import role
 
 
 def build_app() -> App:

@@ -1,6 +1,6 @@
 """The command lines of the processes of `baton up`, made from its settings. Pure but for the search for free ports.
 
-Called by `services.cli.up`.
+Called by `baton.services.cli.up`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.services.cli.forwarded_flags import SERVICES, as_words, flags_for
+from baton.services.cli.key import OwnKeys
+from baton.services.cli.processes.supervisor import ChildCommand
+from baton.services.cli.settings import UpSettings
 from baton.settings.core_plan import MAX_WORKERS, CorePlan
 from baton.settings.process import thread_variables
-from services.cli.forwarded_flags import SERVICES, as_words, flags_for
-from services.cli.key import OwnKeys
-from services.cli.processes.supervisor import ChildCommand
-from services.cli.settings import UpSettings
 
 LOCALHOST = "127.0.0.1"
 MAX_DEFAULT_THREADS = 4
@@ -163,5 +163,5 @@ def _serve(service: str, name: str, settings: UpSettings, shared: SharedFlags, o
     common = {"redis_url": shared.redis_url, "cluster_secret_file": shared.secret_file}
     flags = {**flags_for(service, settings), **common, **own}
     SERVICES[service](**flags)  # before anything is started, and with the flag's name
-    arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *as_words(flags))
+    arguments = (sys.executable, "-m", "baton.services.cli.main", "serve", service, *as_words(flags))
     return ChildCommand(name, arguments, thread_variables(settings.threads or 1))

@@ -20,6 +20,16 @@ from cyclopts import Parameter
 from baton.domain.errors import BatonError, NoWorkers
 from baton.domain.ids import RequestId, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.services.cli.settings import COMMANDS, ReplaySettings
+from baton.services.router.app import RunningBackend, open_backend
+from baton.services.router.generation import SequenceSpec
+from baton.services.router.limits import DEFAULT_CONTEXT_TOKENS
+from baton.services.router.openai.fields import parse_object
+from baton.services.router.openai.request_parser import RequestParser
+from baton.services.router.openai.validation import RequestValidator
+from baton.services.router.settings import RouterSettings
+from baton.services.router.takeover.call_ownership import raw_request_of
+from baton.services.router.text.text_model import TextModel
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.model_source import ModelFiles, resolve_model
 from baton.settings.trust import read_trust
@@ -27,16 +37,6 @@ from baton.store.connect import connect
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, SequenceRecord, StateStore, WorkerRegistry
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
-from services.cli.settings import COMMANDS, ReplaySettings
-from services.router.app import RunningBackend, open_backend
-from services.router.generation import SequenceSpec
-from services.router.limits import DEFAULT_CONTEXT_TOKENS
-from services.router.openai.fields import parse_object
-from services.router.openai.request_parser import RequestParser
-from services.router.openai.validation import RequestValidator
-from services.router.settings import RouterSettings
-from services.router.takeover.call_ownership import raw_request_of
-from services.router.text.text_model import TextModel
 
 EXIT_DIFFERENT = 1
 

@@ -1,6 +1,6 @@
 """`baton run MODEL`: generates text in this process, through prefill, handoff and decode, without any service.
 
-Registered by `services.cli.main`. The engines are those of `LLM`, which is imported when the command runs.
+Registered by `baton.services.cli.main`. The engines are those of `LLM`, which is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from baton.domain.request import StopParams
 
 if TYPE_CHECKING:
-    from services.local.llm import LLM
+    from baton.services.local.llm import LLM
 
 
 def run_model(
@@ -42,7 +42,7 @@ def run_model(
     temperature
         0 is greedy; default: what the model's makers recommend.
     """
-    from services.local.llm import LLM
+    from baton.services.local.llm import LLM
 
     llm = LLM(model)
     chat: list[dict[str, str]] = []
@@ -68,7 +68,7 @@ def _messages(prompt: Sequence[str], read_more: bool) -> Iterator[str]:
 
 def _answer(llm: LLM, chat: list[dict[str, str]], max_tokens: int, temperature: float | None) -> str:
     """Prints the answer as it comes. A model without a chat template completes the last message."""
-    from services.router.text.chat_template import RenderOptions
+    from baton.services.router.text.chat_template import RenderOptions
 
     text = chat[-1]["content"]
     if llm.text.has_chat_template:

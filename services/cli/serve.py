@@ -13,14 +13,14 @@ from typing import Annotated, Any, cast
 import uvloop
 from cyclopts import App, Parameter
 
+from baton.services.cli.settings import COMMANDS
+from baton.services.decode.settings import DecodeSettings
+from baton.services.prefill.settings import PrefillSettings
+from baton.services.router.settings import RouterSettings
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.groups import ServiceSettings, WorkerSettings
 from baton.settings.process import limit_cores, limit_threads
 from baton.telemetry.logs import configure_logging
-from services.cli.settings import COMMANDS
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.router.settings import RouterSettings
 
 FLAT = Parameter(name="*")
 
@@ -57,5 +57,5 @@ def _serve(name: str, settings: ServiceSettings) -> int:
 
 
 def _service(name: str) -> Callable[[ServiceSettings], Coroutine[Any, Any, int]]:
-    module = importlib.import_module(f"services.{name}.app")
+    module = importlib.import_module(f"baton.services.{name}.app")
     return cast("Callable[[ServiceSettings], Coroutine[Any, Any, int]]", module.serve)

@@ -1,4 +1,5 @@
-"""Settings of `baton up`, and the table of all settings. Read by `services.cli` and `scripts/generate_docs.py`."""
+"""Settings of `baton up`, and the table of all settings. Read by `baton.services.cli` and
+`scripts/generate_docs.py`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from baton.services.cli.forwarded_flags import SERVICES as SERVICES
+from baton.services.cli.forwarded_flags import ForwardedFlags
 from baton.settings.base import Settings
 from baton.settings.groups import ClusterTrustSettings, Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
-from services.cli.forwarded_flags import SERVICES as SERVICES
-from services.cli.forwarded_flags import ForwardedFlags
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 

@@ -1,6 +1,6 @@
 """The smoke request of `baton up`: the router is ready, answers a completion, and page bytes moved for it.
 
-Called by `services.cli.up`, which bounds the time.
+Called by `baton.services.cli.up`, which bounds the time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.errors import StartFailed
+from baton.services.cli.errors import StartFailed
 
 _POLL_INTERVAL_S = 0.1
 _TRANSFER_BYTES = "baton_transfer_bytes_total"

@@ -21,12 +21,12 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import worker_pb2, worker_pb2_grpc
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
+from baton.services.cli.settings import COMMANDS, TraceSettings
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.trust import read_trust
 from baton.store.connect import connect
 from baton.telemetry.request_trace import AttemptTrace, RequestTrace
 from baton.telemetry.waterfall import waterfall, worker_lines
-from services.cli.settings import COMMANDS, TraceSettings
 
 TIMEOUT_S = 10.0
 _MAX_SHOWN_CHARS = 300

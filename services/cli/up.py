@@ -24,22 +24,22 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from baton.rpc.shutdown import shutdown_event
+from baton.services.cli import smoke_request
+from baton.services.cli.doctor.redis_server import read_facts, server_results
+from baton.services.cli.doctor.results import CheckStatus
+from baton.services.cli.errors import StartFailed
+from baton.services.cli.key import own_keys
+from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores
+from baton.services.cli.processes.demo_control import DemoServer
+from baton.services.cli.processes.local_redis import LocalRedis
+from baton.services.cli.processes.supervisor import Child, Supervisor
+from baton.services.cli.settings import COMMANDS, UpSettings
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.core_plan import CorePlan
 from baton.settings.model_source import resolve_model
 from baton.settings.process import usable_cores
 from baton.store.connect import connect
 from baton.store.store import StoreUnavailable
-from services.cli import smoke_request
-from services.cli.doctor.redis_server import read_facts, server_results
-from services.cli.doctor.results import CheckStatus
-from services.cli.errors import StartFailed
-from services.cli.key import own_keys
-from services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores
-from services.cli.processes.demo_control import DemoServer
-from services.cli.processes.local_redis import LocalRedis
-from services.cli.processes.supervisor import Child, Supervisor
-from services.cli.settings import COMMANDS, UpSettings
 
 T = TypeVar("T")
 SECRET_BYTES = 32

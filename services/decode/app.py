@@ -1,4 +1,4 @@
-"""Builds a decode worker and runs it until it stops. Called by `services.cli.serve`."""
+"""Builds a decode worker and runs it until it stops. Called by `baton.services.cli.serve`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,21 @@ from baton.kv.tiers import HostTier
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.services.decode.commands import DecodeCommand
+from baton.services.decode.handoff_client import HandoffClient
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.outbox import DecodeOutbox
+from baton.services.decode.page_exports import PageExports
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.order import RowOrder
+from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.decode.server import DecodeServicer
+from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
+from baton.services.decode.serving.sessions import listen_for_sessions
+from baton.services.decode.settings import DecodeSettings
 from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
@@ -55,21 +70,6 @@ from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import DecodeCommand
-from services.decode.handoff_client import HandoffClient
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.loop import DecodeHooks, DecodeLoop
-from services.decode.outbox import DecodeOutbox
-from services.decode.page_exports import PageExports
-from services.decode.page_faults import PageFaults
-from services.decode.rows.order import RowOrder
-from services.decode.rows.rules import RowRules
-from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer
-from services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
-from services.decode.serving.sessions import listen_for_sessions
-from services.decode.settings import DecodeSettings
 
 log = get_logger()
 

@@ -20,9 +20,9 @@ from baton.engine.handoff.import_commands import (
 )
 from baton.engine.messages import Abort
 from baton.engine.reply import Reply
+from baton.services.decode.kv_import import Busy, Reserved, SealInfo
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
-from services.decode.kv_import import Busy, Reserved, SealInfo
 
 
 @dataclass(frozen=True, slots=True)

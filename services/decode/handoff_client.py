@@ -16,12 +16,12 @@ from baton.rpc import codec
 from baton.rpc.gen import handoff_pb2
 from baton.rpc.request_metadata import request_metadata
 from baton.rpc.tokens.token_check import verify_check
+from baton.services.decode.commands import DecodeCommand, SealArrived, SourceLost
+from baton.services.decode.kv_import import SealInfo
 from baton.telemetry.logs import get_logger
 from baton.worker.handoff.handoff_calls import HandoffCalls, OpenHandoff, decode_chunk
 from baton.worker.handoff.links import PeerLink, PeerLinks
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.commands import DecodeCommand, SealArrived, SourceLost
-from services.decode.kv_import import SealInfo
 
 log = get_logger()
 

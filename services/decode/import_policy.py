@@ -31,12 +31,12 @@ from baton.engine.messages import Fail
 from baton.kv.growth import GrowthReserve
 from baton.kv.pages import PagePool
 from baton.kv.quarantine import Quarantine
+from baton.services.decode.effects import AskCommit, DecodeEffect, ReportImported
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import Busy, ProofKind, Reserved, SealInfo
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.scheduler import DecodeScheduler
 from baton.transfer.base import PullEvent
-from services.decode.effects import AskCommit, DecodeEffect, ReportImported
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import Busy, ProofKind, Reserved, SealInfo
-from services.decode.page_faults import PageFaults
-from services.decode.scheduler import DecodeScheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from baton.kv.page_table import PageTable
 from baton.kv.page_tags import PageTag
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.decode.kv_import import Busy, ImportedPrompt, KvImport, LocalPrompt, ProofKind, Reserved, SealInfo
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.kv_import import Busy, ImportedPrompt, KvImport, LocalPrompt, ProofKind, Reserved, SealInfo
 
 _MAX_REMEMBERED = 4096
 """Requests whose newest attempt is remembered, to refuse older ones."""

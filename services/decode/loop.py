@@ -29,15 +29,15 @@ from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
+from baton.services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived, SourceLost
+from baton.services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.page_exports import PageExports
+from baton.services.decode.scheduler import DecodeScheduler, SendBackReason
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent
 from baton.worker.budget_control import ChangeBudgets
-from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived, SourceLost
-from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.page_exports import PageExports
-from services.decode.scheduler import DecodeScheduler, SendBackReason
 
 
 @dataclass(frozen=True, slots=True)

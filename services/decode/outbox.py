@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail, Scored
+from baton.services.decode.effects import AskCommit, EmitTokens, OutwardEffect, ReportImported
+from baton.services.decode.handoff_client import HandoffClient
+from baton.services.decode.serving.attempts import DecodeStreamEvent
 from baton.transfer.base import PullEvent, PullOutcome
 from baton.worker.handoff.links import PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.decode.effects import AskCommit, EmitTokens, OutwardEffect, ReportImported
-from services.decode.handoff_client import HandoffClient
-from services.decode.serving.attempts import DecodeStreamEvent
 
 
 class DecodeOutbox:

@@ -13,8 +13,8 @@ from baton.engine.handoff.export_commands import (
     RenewLeases,
 )
 from baton.engine.handoff.kv_export import ExportTable
-from services.decode.effects import DecodeEffect
-from services.decode.import_policy import ImportPolicy
+from baton.services.decode.effects import DecodeEffect
+from baton.services.decode.import_policy import ImportPolicy
 
 
 class PageExports:

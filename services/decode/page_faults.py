@@ -17,9 +17,9 @@ from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import KvImport
-from services.decode.scheduler import DecodeScheduler
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import KvImport
+from baton.services.decode.scheduler import DecodeScheduler
 
 CHECK_BYTES = 16 * 1024 * 1024
 """Matched pages that one turn checks: about 1 ms."""

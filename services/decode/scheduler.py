@@ -40,10 +40,10 @@ from baton.kv.growth import RowGrowth
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
-from services.decode.rows.rules import RowRules
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
+from baton.services.decode.rows.rules import RowRules
 
 
 class SendBackReason(enum.StrEnum):

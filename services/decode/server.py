@@ -19,11 +19,11 @@ from baton.kv.keys import KEY_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
 from baton.rpc.request_metadata import received_trace_context
+from baton.services.decode.commands import DecodeCommand, Reserve
+from baton.services.decode.kv_import import Busy, Reserved
+from baton.services.decode.serving.attempts import AttemptServer, ServicerConfig
+from baton.services.decode.serving.event_codec import encode_call_events
 from baton.worker.request_validator import MAX_NAME_CHARS, clamp_duration, validate_id
-from services.decode.commands import DecodeCommand, Reserve
-from services.decode.kv_import import Busy, Reserved
-from services.decode.serving.attempts import AttemptServer, ServicerConfig
-from services.decode.serving.event_codec import encode_call_events
 
 ENGINE_TIMEOUT_S = 30.0
 BUSY_RETRY_S = 0.05

@@ -1,4 +1,4 @@
-"""Settings of a decode worker. Read by `services.cli.serve`, passed to `services.decode.app.serve`."""
+"""Settings of a decode worker. Read by `baton.services.cli.serve`, passed to `baton.services.decode.app.serve`."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from baton.domain.request import FinishReason, SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import ScoredToken
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
+from baton.services.local.pair import LocalPair, PairLimits
+from baton.services.router.generation import TokenChunk
+from baton.services.router.text.choice_text import ChoiceText
+from baton.services.router.text.text_model import TextModel
 from baton.settings.model_source import resolve_model
-from services.local.pair import LocalPair, PairLimits
-from services.router.generation import TokenChunk
-from services.router.text.choice_text import ChoiceText
-from services.router.text.text_model import TextModel
 
 DEFAULT_MAX_TOKENS = 128
 Prompt = str | Sequence[int]

@@ -45,20 +45,20 @@ from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
 from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
+from baton.services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
+from baton.services.decode.effects import EmitTokens, OutwardEffect
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.kv_import import Busy, Reserved, SealInfo
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher, mismatches
-from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
-from services.decode.effects import EmitTokens, OutwardEffect
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.kv_import import Busy, Reserved, SealInfo
-from services.decode.loop import DecodeHooks, DecodeLoop
-from services.decode.page_faults import PageFaults
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
-from services.prefill.loop import PrefillLoop
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillScheduler
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")

@@ -1,4 +1,4 @@
-"""Builds a prefill worker and runs it until it stops. Called by `services.cli.serve`."""
+"""Builds a prefill worker and runs it until it stops. Called by `baton.services.cli.serve`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.services.prefill.commands import PrefillCommand, TierEnded
+from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.outbox import PrefillOutbox
+from baton.services.prefill.page_sharing import PageSharing
+from baton.services.prefill.peer_reader import PeerReader
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillScheduler
+from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
+from baton.services.prefill.settings import PrefillSettings
 from baton.settings.model_source import model_name
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
@@ -49,15 +58,6 @@ from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import PrefillCommand, TierEnded
-from services.prefill.loop import PrefillLoop
-from services.prefill.outbox import PrefillOutbox
-from services.prefill.page_sharing import PageSharing
-from services.prefill.peer_reader import PeerReader
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillScheduler
-from services.prefill.server import PrefillServicer, PrefillStreamEvent
-from services.prefill.settings import PrefillSettings
 
 log = get_logger()
 

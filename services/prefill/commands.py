@@ -12,9 +12,9 @@ from baton.engine.handoff.import_commands import PageImportCommand
 from baton.engine.handoff.page_imports import PageImportEffect
 from baton.engine.handoff.page_source import PageSource
 from baton.engine.messages import Abort, Fail, Scored
+from baton.services.prefill.scheduler import Progress
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
-from services.prefill.scheduler import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
+from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.telemetry import metrics
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
-from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 
 NO_BUDGET_RETRY_S = 1.0
 """Pause after a refusal without a budget. The announcement shows the budget by then."""

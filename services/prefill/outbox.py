@@ -11,13 +11,13 @@ from baton.domain.handoff import PublishedChunk
 from baton.engine.handoff.export_events import ExportEnded, ExportExpired, Seal
 from baton.engine.handoff.import_effects import AbortHandoff, AskExport, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
+from baton.services.prefill.commands import PrefillEvent
+from baton.services.prefill.server import PrefillStreamEvent
 from baton.transfer.base import Pull
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import PrefillEvent
-from services.prefill.server import PrefillStreamEvent
 
 
 class PrefillOutbox:

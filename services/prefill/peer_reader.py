@@ -12,14 +12,14 @@ from baton.domain.worker import LinkRecord, WorkerRole
 from baton.engine.build import Engine
 from baton.engine.mailbox import Mailbox
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.prefill.commands import PrefillCommand
+from baton.services.prefill.settings import PrefillSettings
 from baton.settings.model_source import model_name
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.factory import make_pullers, usable_transports
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.lifecycle import WorkerContext
-from services.prefill.commands import PrefillCommand
-from services.prefill.settings import PrefillSettings
 
 
 class PeerReader:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from baton.domain.arithmetic import ceil_div
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import StepBudget
-from services.prefill.prompt import Prompt
+from baton.services.prefill.prompt import Prompt
 
 Rank = tuple[float, ...]
 """Place of a prompt in the order; the smallest first."""

@@ -13,7 +13,7 @@ from baton.domain.request import EngineRequest
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.kv.prefix_cache import PrefixCache
-from services.prefill.prompt import Prompt
+from baton.services.prefill.prompt import Prompt
 
 
 class PagePublisher:

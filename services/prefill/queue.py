@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from baton.domain.ids import AttemptId, PageKey
 from baton.engine.transition_log import log_transition
 from baton.kv.prefix_cache import PrefixCache
-from services.prefill.policy import PrefillLimits
-from services.prefill.prompt import Prompt, PromptState
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.prompt import Prompt, PromptState
 
 MIN_SHARED_PAGES = 2
 """Pages worth waiting for. One is computed sooner than the prompt that waits for it is scheduled."""

@@ -51,11 +51,11 @@ from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
-from services.prefill.page_sharing import PageSharing
-from services.prefill.policy import AdmissionGate, PrefillLimits
-from services.prefill.prompt import Prompt, PromptState
-from services.prefill.publisher import PagePublisher
-from services.prefill.queue import PromptQueue
+from baton.services.prefill.page_sharing import PageSharing
+from baton.services.prefill.policy import AdmissionGate, PrefillLimits
+from baton.services.prefill.prompt import Prompt, PromptState
+from baton.services.prefill.publisher import PagePublisher
+from baton.services.prefill.queue import PromptQueue
 
 NOT_SHARED = PageSharing()
 

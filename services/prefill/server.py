@@ -23,13 +23,13 @@ from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.times_codec import encode_prefill_times
 from baton.rpc.tokens.token_check import set_check
+from baton.services.prefill.commands import AddPrompt, PrefillCommand
+from baton.services.prefill.scheduler import Progress
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
 from baton.worker.handoff.links import PeerLinks
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import AddPrompt, PrefillCommand
-from services.prefill.scheduler import Progress
 
 log = get_logger()
 

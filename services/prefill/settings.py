@@ -1,4 +1,4 @@
-"""Settings of a prefill worker. Read by `services.cli.serve`, passed to `services.prefill.app.serve`."""
+"""Settings of a prefill worker. Read by `baton.services.cli.serve`, passed to `baton.services.prefill.app.serve`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import ChunkPolicy
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 from baton.settings.tiers import TierSettings
-from services.prefill.policy import PolicySettings, PrefillPolicy
 
 LONG_PROMPT_SHARE = 0.04
 """Of the context: the default of `long_prefill_token_threshold`, as vLLM's."""

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.domain.errors import BatonError
+from baton.services.router.cluster.feed import ClusterFeed
+from baton.services.router.edge.http_errors import NotReady, error_response
+from baton.services.router.openai.schemas import Status
+from baton.services.router.routes import ReadinessCheck
 from baton.telemetry import metrics
-from services.router.cluster.feed import ClusterFeed
-from services.router.edge.http_errors import NotReady, error_response
-from services.router.openai.schemas import Status
-from services.router.routes import ReadinessCheck
 
 
 def make_admin_app(readiness: ReadinessCheck, feed: ClusterFeed) -> Starlette:

@@ -1,4 +1,4 @@
-"""Builds the router and runs it until SIGTERM. Called by `services.cli.serve`.
+"""Builds the router and runs it until SIGTERM. Called by `baton.services.cli.serve`.
 
 SIGTERM -> new requests get 503 -> running ones finish, or drain_timeout_s is over -> the port closes -> the rest is
 aborted on its workers -> pending records are written -> calls that were cut off are released for another router
@@ -21,6 +21,28 @@ from baton import __version__
 from baton.domain.ids import OwnerId, new_incarnation
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.shutdown import shutdown_event
+from baton.services.router.admin import make_admin_app
+from baton.services.router.admission.tenants import TenantTable
+from baton.services.router.cluster.demo import DemoClient
+from baton.services.router.cluster.feed import ClusterFeed
+from baton.services.router.cluster.view import ClusterView, ViewIdentity
+from baton.services.router.cluster_reader import ClusterReader
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.cache_index.reader import CacheEventReaders
+from baton.services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
+from baton.services.router.dispatch.rate_limiter import RateLimiter
+from baton.services.router.dispatch.service_sync import ServiceSync
+from baton.services.router.dispatch.sessions.decode_sessions import open_sessions
+from baton.services.router.dispatch.workers import WorkerFilter, WorkerSet
+from baton.services.router.edge.api_keys import ApiKeys
+from baton.services.router.edge.http_protocol import BoundedHttpProtocol
+from baton.services.router.frontend import Frontend, StoreAccess, build_frontend
+from baton.services.router.limits import api_limits, dispatch_limits, store_options, worker_limits
+from baton.services.router.routes import make_app
+from baton.services.router.settings import RouterSettings
+from baton.services.router.takeover.supersede_listener import SupersedeListener
+from baton.services.router.text.text_model import TextModel
+from baton.services.router.ui.bundle import page_bundle
 from baton.settings.base import SettingsError
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
@@ -37,28 +59,6 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
-from services.router.admin import make_admin_app
-from services.router.admission.tenants import TenantTable
-from services.router.cluster.demo import DemoClient
-from services.router.cluster.feed import ClusterFeed
-from services.router.cluster.view import ClusterView, ViewIdentity
-from services.router.cluster_reader import ClusterReader
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.cache_index.reader import CacheEventReaders
-from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
-from services.router.dispatch.rate_limiter import RateLimiter
-from services.router.dispatch.service_sync import ServiceSync
-from services.router.dispatch.sessions.decode_sessions import open_sessions
-from services.router.dispatch.workers import WorkerFilter, WorkerSet
-from services.router.edge.api_keys import ApiKeys
-from services.router.edge.http_protocol import BoundedHttpProtocol
-from services.router.frontend import Frontend, StoreAccess, build_frontend
-from services.router.limits import api_limits, dispatch_limits, store_options, worker_limits
-from services.router.routes import make_app
-from services.router.settings import RouterSettings
-from services.router.takeover.supersede_listener import SupersedeListener
-from services.router.text.text_model import TextModel
-from services.router.ui.bundle import page_bundle
 
 if TYPE_CHECKING:
     from baton.telemetry.spans import SpanSink

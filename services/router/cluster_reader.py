@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from baton.domain.ids import Incarnation
-from services.router.cluster.source import KnownWorker, OpenRequest, RouterLoad
-from services.router.dispatch.dispatcher import TokenDispatcher
-from services.router.dispatch.workers import WorkerSet
+from baton.services.router.cluster.source import KnownWorker, OpenRequest, RouterLoad
+from baton.services.router.dispatch.dispatcher import TokenDispatcher
+from baton.services.router.dispatch.workers import WorkerSet
 
 
 class ClusterReader:

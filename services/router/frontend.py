@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 
 import baton
 from baton.domain.ids import OwnerId, RequestId
+from baton.services.router.generation import Dispatcher
+from baton.services.router.openai.constraint.checker import ConstraintChecker
+from baton.services.router.openai.request_parser import RequestParser
+from baton.services.router.openai.tokenization import TokenizationParser
+from baton.services.router.openai.validation import RequestValidator
+from baton.services.router.respond import ResponseContext
+from baton.services.router.resume import Resumer
+from baton.services.router.streaming.unread_buffer import UnreadBudget
+from baton.services.router.takeover.call_ownership import CallOwnership
+from baton.services.router.takeover.loss_watcher import LossWatcher
+from baton.services.router.takeover.supersede_listener import SupersedeListener
+from baton.services.router.takeover.takeover import TakeoverContext, Takeovers
+from baton.services.router.text.text_model import TextModel
 from baton.store.options import StoreOptions
 from baton.store.ownership import patience_s
 from baton.store.store import Durability, StateStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
-from services.router.generation import Dispatcher
-from services.router.openai.constraint.checker import ConstraintChecker
-from services.router.openai.request_parser import RequestParser
-from services.router.openai.tokenization import TokenizationParser
-from services.router.openai.validation import RequestValidator
-from services.router.respond import ResponseContext
-from services.router.resume import Resumer
-from services.router.streaming.unread_buffer import UnreadBudget
-from services.router.takeover.call_ownership import CallOwnership
-from services.router.takeover.loss_watcher import LossWatcher
-from services.router.takeover.supersede_listener import SupersedeListener
-from services.router.takeover.takeover import TakeoverContext, Takeovers
-from services.router.text.text_model import TextModel
 
 FINGERPRINT = f"baton-{baton.__version__}"
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from baton.services.router.admission.admission_queue import AdmissionLimits
+from baton.services.router.admission.tenants import TenantTable
+from baton.services.router.admission.tenants_file import read_tenants
+from baton.services.router.dispatch.dispatcher import DispatchLimits
+from baton.services.router.dispatch.reserve import ReserveLimits
+from baton.services.router.dispatch.workers import WorkerLimits
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.settings import EventIds, RouterSettings
+from baton.services.router.text.text_model import TextModel
 from baton.settings.groups import MIB
 from baton.store.options import StoreOptions
-from services.router.admission.admission_queue import AdmissionLimits
-from services.router.admission.tenants import TenantTable
-from services.router.admission.tenants_file import read_tenants
-from services.router.dispatch.dispatcher import DispatchLimits
-from services.router.dispatch.reserve import ReserveLimits
-from services.router.dispatch.workers import WorkerLimits
-from services.router.frontend import ApiLimits
-from services.router.settings import EventIds, RouterSettings
-from services.router.text.text_model import TextModel
 
 WORKER_WAIT_S = 30.0
 """Longest wait of an interrupted request for workers: enough for a restart."""

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 
 import baton
-from baton.telemetry.request_trace import Outcome, RequestTrace
-from services.router.cluster.snapshot import ClusterSnapshot, RecentRequests
-from services.router.edge.auth_middleware import PUBLIC_PATHS
-from services.router.openai.field_table.field import FieldEndpoint, Schema
-from services.router.openai.request_schemas import body_schema, detokenize_schema, tokenize_schema
-from services.router.openai.schemas import (
+from baton.services.router.cluster.snapshot import ClusterSnapshot, RecentRequests
+from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
+from baton.services.router.openai.field_table.field import FieldEndpoint, Schema
+from baton.services.router.openai.request_schemas import body_schema, detokenize_schema, tokenize_schema
+from baton.services.router.openai.schemas import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -31,7 +30,8 @@ from services.router.openai.schemas import (
     TokenizerInfo,
     Version,
 )
-from services.router.takeover.status import RequestStatus
+from baton.services.router.takeover.status import RequestStatus
+from baton.telemetry.request_trace import Outcome, RequestTrace
 
 _REF = "#/components/schemas/"
 _CLUSTER_STRUCTS = (ClusterSnapshot, RecentRequests, RequestTrace)

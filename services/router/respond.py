@@ -21,28 +21,28 @@ from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.request import FinishReason
+from baton.services.router.edge import sse
+from baton.services.router.edge.disconnect import cancel_on_disconnect
+from baton.services.router.edge.http_errors import error_response
+from baton.services.router.edge.sink import body_sink
+from baton.services.router.edge.unknown_fields import unknown_fields_header
+from baton.services.router.generation import Dispatcher
+from baton.services.router.openai.request_parser import ParsedRequest, RawRequest
+from baton.services.router.openai.response_builder import FinishedChoice
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.streaming.generation_source import GenerationSource
+from baton.services.router.streaming.prompt_scoring import PromptScoring
+from baton.services.router.streaming.sse_stream import SseStream
+from baton.services.router.streaming.token_stream import DISCONNECT_GRACE_S, ChunkSource, TokenStream
+from baton.services.router.streaming.unread_buffer import UnreadBudget
+from baton.services.router.takeover.call_ownership import CallOwnership
+from baton.services.router.takeover.supersede_listener import SupersedeListener
+from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.parsers.base import joined_calls
+from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, Durability
 from baton.telemetry.request_timer import RequestTimer
 from baton.telemetry.request_trace import Outcome, encode_trace
-from services.router.edge import sse
-from services.router.edge.disconnect import cancel_on_disconnect
-from services.router.edge.http_errors import error_response
-from services.router.edge.sink import body_sink
-from services.router.edge.unknown_fields import unknown_fields_header
-from services.router.generation import Dispatcher
-from services.router.openai.request_parser import ParsedRequest, RawRequest
-from services.router.openai.response_builder import FinishedChoice
-from services.router.openai.valid_request import ValidRequest
-from services.router.streaming.generation_source import GenerationSource
-from services.router.streaming.prompt_scoring import PromptScoring
-from services.router.streaming.sse_stream import SseStream
-from services.router.streaming.token_stream import DISCONNECT_GRACE_S, ChunkSource, TokenStream
-from services.router.streaming.unread_buffer import UnreadBudget
-from services.router.takeover.call_ownership import CallOwnership
-from services.router.takeover.supersede_listener import SupersedeListener
-from services.router.text.choice_text import TokenEvent
-from services.router.text.parsers.base import joined_calls
-from services.router.text.text_model import TextModel
 
 log = structlog.get_logger(__name__)
 

@@ -15,27 +15,27 @@ from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused, Superseded
 from baton.domain.ids import OwnerId, RequestId
+from baton.services.router.edge.disconnect import cancel_on_disconnect
+from baton.services.router.edge.http_errors import RequestNotFound
+from baton.services.router.edge.sink import body_sink
+from baton.services.router.generation import Dispatcher
+from baton.services.router.openai.fields import short_repr
+from baton.services.router.openai.request_parser import ParsedRequest, RequestParser
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.respond import response_headers
+from baton.services.router.streaming.cursor import Cursor
+from baton.services.router.streaming.prompt_scoring import PromptScoring
+from baton.services.router.streaming.sse_stream import SseStream, num_tail_events
+from baton.services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
+from baton.services.router.streaming.unread_buffer import UnreadBudget
+from baton.services.router.takeover.call_ownership import raw_request_of
+from baton.services.router.takeover.journal_reader import JournalReader
+from baton.services.router.takeover.status import RequestStatus, request_status
+from baton.services.router.takeover.takeover import Takeovers
+from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, Durability, StateStore, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
 from baton.telemetry.request_traces import RequestTraces
-from services.router.edge.disconnect import cancel_on_disconnect
-from services.router.edge.http_errors import RequestNotFound
-from services.router.edge.sink import body_sink
-from services.router.generation import Dispatcher
-from services.router.openai.fields import short_repr
-from services.router.openai.request_parser import ParsedRequest, RequestParser
-from services.router.openai.valid_request import ValidRequest
-from services.router.respond import response_headers
-from services.router.streaming.cursor import Cursor
-from services.router.streaming.prompt_scoring import PromptScoring
-from services.router.streaming.sse_stream import SseStream, num_tail_events
-from services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
-from services.router.streaming.unread_buffer import UnreadBudget
-from services.router.takeover.call_ownership import raw_request_of
-from services.router.takeover.journal_reader import JournalReader
-from services.router.takeover.status import RequestStatus, request_status
-from services.router.takeover.takeover import Takeovers
-from services.router.text.text_model import TextModel
 
 RETRY_AFTER_S = 1.0
 

@@ -28,28 +28,35 @@ from starlette.routing import Route
 import baton
 from baton.domain.errors import BatonError, Cancelled, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
+from baton.services.router.cluster.demo import DemoClient
+from baton.services.router.cluster.endpoints import ClusterEndpoints
+from baton.services.router.cluster.feed import ClusterFeed
+from baton.services.router.edge.api_keys import ApiKeys
+from baton.services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
+from baton.services.router.edge.body import read_body
+from baton.services.router.edge.body_budget import BodyBudget
+from baton.services.router.edge.http_errors import NotReady, PathNotFound, error_response, is_internal_error
+from baton.services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
+from baton.services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
+from baton.services.router.frontend import Frontend
+from baton.services.router.openai.fields import short_repr
+from baton.services.router.openai.request_parser import (
+    CHAT,
+    COMPLETION,
+    ID_PREFIXES,
+    ParsedRequest,
+    RawRequest,
+    run_parser,
+)
+from baton.services.router.openai.schemas import Model, ModelList, Status, Version
+from baton.services.router.openai.validation import RequestMetadata
+from baton.services.router.openapi import openapi_document
+from baton.services.router.respond import GenerationResponse
+from baton.services.router.streaming.cursor import Cursor
+from baton.services.router.ui.bundle import PageBundle
 from baton.telemetry import metrics
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Stage
-from services.router.cluster.demo import DemoClient
-from services.router.cluster.endpoints import ClusterEndpoints
-from services.router.cluster.feed import ClusterFeed
-from services.router.edge.api_keys import ApiKeys
-from services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
-from services.router.edge.body import read_body
-from services.router.edge.body_budget import BodyBudget
-from services.router.edge.http_errors import NotReady, PathNotFound, error_response, is_internal_error
-from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
-from services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
-from services.router.frontend import Frontend
-from services.router.openai.fields import short_repr
-from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest, run_parser
-from services.router.openai.schemas import Model, ModelList, Status, Version
-from services.router.openai.validation import RequestMetadata
-from services.router.openapi import openapi_document
-from services.router.respond import GenerationResponse
-from services.router.streaming.cursor import Cursor
-from services.router.ui.bundle import PageBundle
 
 ReadinessCheck = Callable[[], tuple[bool, str]]
 """Returns whether requests can be served, and the reason."""

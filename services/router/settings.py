@@ -1,4 +1,4 @@
-"""The router's settings. Read by `services.cli.serve`, passed to `services.router.app.serve`."""
+"""The router's settings. Read by `baton.services.cli.serve`, passed to `baton.services.router.app.serve`."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ than its client saw: then it only must have ended.
 from __future__ import annotations
 
 from baton.domain.lifecycle import RequestState
+from baton.services.router.edge.http_errors import AnswerLost
+from baton.services.router.takeover.call_ownership import STORE_WAIT_S
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
-from services.router.edge.http_errors import AnswerLost
-from services.router.takeover.call_ownership import STORE_WAIT_S
 from simulation.checks.invariants import Violation
 from simulation.clients.client import GRACE_S, ClientOutcome, SimClient
 from simulation.cluster import SimCluster

@@ -16,8 +16,8 @@ import numpy as np
 from baton.domain.errors import IntegrityFailure
 from baton.engine.fake_runner import fake_scores, fake_slots, fake_token
 from baton.grammar.matcher import ConstraintMatcher
-from services.router.openai.parameters import choice_seed
-from services.router.streaming.cursor import Cursor
+from baton.services.router.openai.parameters import choice_seed
+from baton.services.router.streaming.cursor import Cursor
 from simulation.checks.invariants import Violation
 from simulation.nodes.grammar import compiled_regex
 from simulation.scenario import END_TOKEN, VERSIONS, VOCAB_SIZE, ClientPlan

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from baton.domain.errors import BatonError, Draining, IntegrityFailure, Overloaded, Refused
 from baton.domain.ids import RequestId
-from services.router.edge.http_errors import RequestNotFound
-from services.router.openai.request_parser import COMPLETION, RawRequest
-from services.router.openai.validation import RequestMetadata
-from services.router.resume import LookupUnavailable
+from baton.services.router.edge.http_errors import RequestNotFound
+from baton.services.router.openai.request_parser import COMPLETION, RawRequest
+from baton.services.router.openai.validation import RequestMetadata
+from baton.services.router.resume import LookupUnavailable
 from simulation.checks.invariants import Violation
 from simulation.clients.answer import ClientAnswer
 from simulation.clients.connection import ClientConnection, ConnectionLost

@@ -10,7 +10,7 @@ from functools import cache
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from services.router.text.text_model import TextModel
+from baton.services.router.text.text_model import TextModel
 from simulation.policies import CONFIG
 from simulation.scenario import VOCAB_SIZE
 

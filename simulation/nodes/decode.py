@@ -1,4 +1,4 @@
-"""A simulated decode worker: every module of the real one, wired as `services.decode.app._Worker` wires them.
+"""A simulated decode worker: every module of the real one, wired as `baton.services.decode.app._Worker` wires them.
 
 Real: loop, scheduler, imports, import_policy, handoffs, links, outbox, servicer, registration. Simulated: both threads,
 sockets, memory, model. `_record` and `_pulled` mirror the methods of the same names there, and `leave` the end
@@ -31,6 +31,19 @@ from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc
+from baton.services.decode.commands import DecodeCommand, Reserve
+from baton.services.decode.effects import EmitTokens, OutwardEffect
+from baton.services.decode.import_policy import ImportRules
+from baton.services.decode.import_table import ImportLimits
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.outbox import DecodeOutbox
+from baton.services.decode.page_exports import PageExports
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.scheduler import SendBackReason
+from baton.services.decode.server import DecodeServicer
+from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
+from baton.services.decode.serving.sessions import listen_for_sessions
 from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
@@ -43,19 +56,6 @@ from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import DecodeCommand, Reserve
-from services.decode.effects import EmitTokens, OutwardEffect
-from services.decode.import_policy import ImportRules
-from services.decode.import_table import ImportLimits
-from services.decode.loop import DecodeHooks, DecodeLoop
-from services.decode.outbox import DecodeOutbox
-from services.decode.page_exports import PageExports
-from services.decode.page_faults import PageFaults
-from services.decode.rows.rules import RowRules
-from services.decode.scheduler import SendBackReason
-from services.decode.server import DecodeServicer
-from services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
-from services.decode.serving.sessions import listen_for_sessions
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
 from simulation.nodes.drafter import MAX_DRAFTS, SimDrafter
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
@@ -72,7 +72,7 @@ from simulation.runtime.session_wire import SimWire
 from simulation.scenario import VOCAB_SIZE, SimFaultKind
 
 SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
-"""Copied from `services.decode.app`, which would import the model."""
+"""Copied from `baton.services.decode.app`, which would import the model."""
 
 PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
 PART_ENDS = two_parts(PAGE_BYTES)

@@ -1,4 +1,4 @@
-"""The reads of a simulated prefill worker from other workers' caches, wired as in `services.prefill.peer_reader`.
+"""The reads of a simulated prefill worker from other workers' caches, wired as in `baton.services.prefill.peer_reader`.
 
 Real: links, client. Simulated: transfer thread, sockets.
 """
@@ -10,13 +10,13 @@ from typing import cast
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import PageId, WorkerId
 from baton.domain.worker import WorkerRole
+from baton.services.prefill.commands import PrefillCommand
 from baton.transfer.base import Pull
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.registration import Registration
-from services.prefill.commands import PrefillCommand
 from simulation.nodes.engine import SimMailbox
 from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.state_store import SimStore
@@ -68,6 +68,6 @@ class SimPeerReader:
         return self._puller.pages_in_flight()
 
     async def close(self) -> None:
-        """See `services.prefill.peer_reader.PeerReader.close`."""
+        """See `baton.services.prefill.peer_reader.PeerReader.close`."""
         await self.client.close()
         self.links.close()

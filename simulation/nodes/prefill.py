@@ -1,4 +1,4 @@
-"""A simulated prefill worker: every module of the real one, wired as `services.prefill.app._Worker` wires them.
+"""A simulated prefill worker: every module of the real one, wired as `baton.services.prefill.app._Worker` wires them.
 
 Real: loop, scheduler, exports, imports, links, handoff log, both servicers, registration. Simulated: threads, sockets,
 memory, model.
@@ -30,6 +30,13 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
+from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.outbox import PrefillOutbox
+from baton.services.prefill.page_sharing import PageSharing
+from baton.services.prefill.policy import PolicySettings, PrefillLimits
+from baton.services.prefill.scheduler import NOT_SHARED
+from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.settings.choices import PageSharingKind
 from baton.settings.tiers import TierWrite
 from baton.transfer.base import Pull
@@ -42,13 +49,6 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
-from services.prefill.loop import PrefillLoop
-from services.prefill.outbox import PrefillOutbox
-from services.prefill.page_sharing import PageSharing
-from services.prefill.policy import PolicySettings, PrefillLimits
-from services.prefill.scheduler import NOT_SHARED
-from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
@@ -65,7 +65,7 @@ from simulation.scenario import VOCAB_SIZE
 
 WATCH_TIMEOUT_S = 60.0
 SERVER_GRACE_S = 1.0
-"""Copied from `services.prefill.app`, which would import the model."""
+"""Copied from `baton.services.prefill.app`, which would import the model."""
 
 
 class SimPrefill:
@@ -132,7 +132,7 @@ class SimPrefill:
             self._peers.begin()
 
     def _make_tier(self, write: TierWrite) -> TierStack:
-        """As `services.prefill.app` does; here reading always pays."""
+        """As `baton.services.prefill.app` does; here reading always pays."""
         slots = SimMemory(CONFIG.num_host_slots, self._memory.page_bytes, two_parts(self._memory.page_bytes))
         tier = CacheTier(CONFIG.num_host_slots)
         return TierStack(
@@ -140,7 +140,7 @@ class SimPrefill:
         )
 
     def _make_sharing(self, policies: PolicyClasses, checks: PageChecks) -> PageSharing:
-        """As `services.prefill.app` does; here importing always pays."""
+        """As `baton.services.prefill.app` does; here importing always pays."""
         cache, page_bytes = self._cache, self._memory.page_bytes
         costs = ImportCostModel(PageSharingKind.ALWAYS, page_bytes, lambda num_pages, first: 0.0)
         bounds = PageImportLimits(CONFIG.max_imported_pages, CONFIG.max_window_pages, CONFIG.pull_deadline_s)

@@ -1,7 +1,7 @@
-"""A simulated router: both halves of the real one, without a socket. Wired as `services.router.app` wires them.
+"""A simulated router: both halves of the real one, without a socket. Wired as `baton.services.router.app` wires them.
 
-Clients call `post` and `resume`, like the routes of `services.router.routes` with a raw request; the response is an
-ASGI application. `leave` is the end of `services.router.app.run`.
+Clients call `post` and `resume`, like the routes of `baton.services.router.routes` with a raw request; the response is
+an ASGI application. `leave` is the end of `baton.services.router.app.run`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 from starlette.responses import Response
 
 from baton.domain.ids import Incarnation, OwnerId, RequestId
+from baton.services.router.admission.admission_queue import AdmissionLimits
+from baton.services.router.admission.slot import SLOT_BYTES
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
+from baton.services.router.dispatch.reserve import ReserveLimits
+from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
+from baton.services.router.frontend import ApiLimits, StoreAccess, build_frontend
+from baton.services.router.openai.request_parser import RawRequest
+from baton.services.router.respond import GenerationResponse
+from baton.services.router.takeover.loss_watcher import LossWatcher
+from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.store.ownership import StoreReset, patience_s
 from baton.telemetry.request_timer import RequestOrigin
 from baton.telemetry.request_traces import RequestLog, RequestTraces
-from services.router.admission.admission_queue import AdmissionLimits
-from services.router.admission.slot import SLOT_BYTES
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
-from services.router.dispatch.reserve import ReserveLimits
-from services.router.dispatch.sessions.decode_sessions import DecodeSessions
-from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
-from services.router.frontend import ApiLimits, StoreAccess, build_frontend
-from services.router.openai.request_parser import RawRequest
-from services.router.respond import GenerationResponse
-from services.router.takeover.loss_watcher import LossWatcher
-from services.router.takeover.supersede_listener import SupersedeListener
 from simulation.checks.invariants import Violation
 from simulation.clients.text_model import text_model
 from simulation.nodes.state_store import SimStore, StoreServer
@@ -44,7 +44,7 @@ from simulation.scenario import MAX_CHOICES, Scenario
 ADMISSION = AdmissionLimits(max_running_requests=6, max_queued_bytes=8 * SLOT_BYTES)
 LIMITS = DispatchLimits(ADMISSION, ReserveLimits(CONFIG.reserve_timeout_s, CONFIG.patience_s), CONFIG.max_attempts)
 LAST_WORDS_S = 1.0
-"""As in `services.router.app`."""
+"""As in `baton.services.router.app`."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class SimRouter:
         process.spawn(watch_workers(), "workers")
 
     async def listen(self) -> None:
-        """Returns when it accepts connections, as `services.router.app.run` does after its first reading."""
+        """Returns when it accepts connections, as `baton.services.router.app.run` does after its first reading."""
         await self._workers.wait_for_first_read()
 
     async def post(self, raw_request: RawRequest) -> Response:

@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 CLOCK_PATHS = (
     "baton.engine.step_metrics.monotonic_s",
-    "services.prefill.loop.monotonic_s",
-    "services.prefill.server.monotonic_s",
-    "services.decode.serving.attempts.monotonic_s",
+    "baton.services.prefill.loop.monotonic_s",
+    "baton.services.prefill.server.monotonic_s",
+    "baton.services.decode.serving.attempts.monotonic_s",
     "baton.worker.recent_attempts.monotonic_s",
-    "services.decode.loop.monotonic_s",
+    "baton.services.decode.loop.monotonic_s",
     "baton.worker.handoff.handoff_calls.monotonic_s",
 )
 """Modules in which engine loops and leases read the time."""

@@ -8,13 +8,13 @@ import sys
 LOADS_AFTER_THE_IMPORTS = """
 import importlib, os, sys
 from chaos.testbed.fork_server import CHECKPOINT_LOADING, SERVICES
-for name in ("services.cli.main", *SERVICES, *CHECKPOINT_LOADING):
+for name in ("baton.services.cli.main", *SERVICES, *CHECKPOINT_LOADING):
     importlib.import_module(name)
 before = set(sys.modules)
 threads = len(os.listdir("/proc/self/task"))
 from baton.bundled import MODEL_DIR
 from baton.model.loading.loader import load_model
-from services.router.text.text_model import TextModel
+from baton.services.router.text.text_model import TextModel
 load_model(MODEL_DIR)
 TextModel.load(MODEL_DIR)
 print(threads, *sorted(name for name in set(sys.modules) - before if name.startswith(("torch.", "transformers."))))

@@ -12,11 +12,11 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.domain.trust import OPEN_CLUSTER
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import StateStore
-from services.cli.processes.local_redis import LocalRedis
 from simulation.nodes.lua_store import LuaStore
 from tests.contract.stores import RARE, TRUST, OpenStore
 from tests.redis_server import running_redis

@@ -12,11 +12,11 @@ from openai.types.chat import completion_create_params as openai_chats
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
-from services.router.openai.field_table.table import FIELDS
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from baton.services.router.openai.field_table.table import FIELDS
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import byte_level_tokenizer
 
 LISTS = Path(__file__).parent / "fields"

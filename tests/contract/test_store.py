@@ -17,12 +17,12 @@ from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRole, WorkerStatus
+from baton.services.cli.processes import local_redis
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import RecordLost, SequenceRecord, StateStore, StoreUnavailable
-from services.cli.processes import local_redis
-from services.cli.processes.local_redis import LocalRedis
 from tests.contract.stores import DEADLINE_S, WORKER, OpenStore, listening
 from tests.redis_server import ends_within, frozen, running_redis
 
@@ -334,7 +334,8 @@ def test_the_server_dies_with_its_parent() -> None:
     with running_redis():
         pass  # there is a binary, or this test was skipped
     program = (
-        "import os, signal; from services.cli.processes.local_redis import LocalRedis; s = LocalRedis(); s.start();"
+        "import os, signal; from baton.services.cli.processes.local_redis import LocalRedis; s = LocalRedis(); "
+        "s.start();"
         "os.write(1, f'{s.pid} {s.url}'.encode()); os.kill(os.getpid(), signal.SIGKILL)"
     )
     parent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -18,11 +18,11 @@ from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, StateStore
 from baton.telemetry.metrics import REGISTRY
-from services.cli.processes.local_redis import LocalRedis
 from tests.contract.stores import RARE, TRUST, journal_entry
 
 OURS, THEIRS = OwnerId("router-0/a1"), OwnerId("router-1/b2")

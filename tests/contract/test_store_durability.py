@@ -10,10 +10,10 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.domain.ids import OwnerId, RequestId
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.store import CallRecord, CallStatus, Durability, StateStore
 from chaos.testbed.clocks import compile_preloaded
-from services.cli.processes.local_redis import LocalRedis
 from tests.contract.stores import DEADLINE_S, RARE
 from tests.redis_server import require_redis, running_redis
 

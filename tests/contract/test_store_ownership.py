@@ -11,10 +11,10 @@ from dataclasses import replace
 from redis.asyncio import Redis
 
 from baton.domain.ids import OwnerId, RequestId, owner_tag
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, LeaseState, StateStore
-from services.cli.processes.local_redis import LocalRedis
 from tests.contract.stores import DEADLINE_S, RARE, OpenStore
 from tests.redis_server import ends_within, running_redis
 

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from baton.grammar import sources
+from baton.services.router.text.parsers.base import ToolCall, joined_calls
 from baton.transfer.nixl_agent import nixl_available
-from services.router.text.parsers.base import ToolCall, joined_calls
 from tests import grammars
 from tests.cluster import Cluster, Process, completion_tokens
 from tests.exactness.constrained_reference import ConstrainedReference, Draw

@@ -10,8 +10,8 @@ import transformers
 from baton.bundled import MODEL_DIR
 from baton.domain.request import SamplingParams, StopParams
 from baton.model.loading.config import DtypeChoice
-from services.local.llm import LLM
-from services.local.pair import PairLimits
+from baton.services.local.llm import LLM
+from baton.services.local.pair import PairLimits
 from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, make_prompts, stock_tokens
 from tests.tiny_models import add_tokenizer, save_random_config, save_random_model, small_shape
 

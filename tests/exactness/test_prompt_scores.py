@@ -17,9 +17,9 @@ from baton.domain.scores.prompt_scores import ScoredToken
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import DecoderChoice, load_model
 from baton.model.sampling import prompt_scorer
+from baton.services.local.pair import LocalPair, PairLimits
+from baton.services.router.text.text_model import TextModel
 from baton.transfer.nixl_agent import nixl_available
-from services.local.pair import LocalPair, PairLimits
-from services.router.text.text_model import TextModel
 from tests.cluster import Cluster, completion_tokens, eventually
 from tests.exactness.reference import Reference
 from tests.exactness.score_reference import TOLERANCE, ScoreReference

@@ -15,7 +15,7 @@ import pytest
 
 from baton.bundled import MODEL_DIR
 from baton.grammar import sources
-from services.router.text.text_model import TextModel
+from baton.services.router.text.text_model import TextModel
 from tests import grammars
 from tests.cluster import Cluster, Process, completion_tokens
 from tests.exactness.constrained_reference import ConstrainedReference, Draw

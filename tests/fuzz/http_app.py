@@ -11,12 +11,12 @@ from typing import Any
 
 import jsonschema_rs
 
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.openapi import openapi_document
+from baton.services.router.routes import make_app
+from baton.services.router.text.text_model import TextModel
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
-from services.router.frontend import ApiLimits
-from services.router.openapi import openapi_document
-from services.router.routes import make_app
-from services.router.text.text_model import TextModel
 from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from services.router.openai.bounds import MAX_CHOICES, MAX_REQUEST_CHOICES
-from services.router.openai.field_table.table import ALL_FIELDS
+from baton.services.router.openai.bounds import MAX_CHOICES, MAX_REQUEST_CHOICES
+from baton.services.router.openai.field_table.table import ALL_FIELDS
 from tests.fuzz.http_app import JSON_TYPE, MAX_BODY_BYTES, VOCAB_SIZE, FuzzedApp, Reply, openapi, validator
 from tests.fuzz.http_bodies import BASES, PATHS, nearly_valid, raw, split_body
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from baton.domain.request import FinishReason, OutputToken
-from services.router.generation import SequenceSpec, TokenChunk
-from services.router.text.parsers.harmony import CALL, CHANNEL, END, MARKERS, MESSAGE, RETURN, START
-from services.router.text.parsers.registry import HARMONY, TOOL_FORMATS
-from services.router.text.text_model import TextModel
+from baton.services.router.generation import SequenceSpec, TokenChunk
+from baton.services.router.text.parsers.harmony import CALL, CHANNEL, END, MARKERS, MESSAGE, RETURN, START
+from baton.services.router.text.parsers.registry import HARMONY, TOOL_FORMATS
+from baton.services.router.text.text_model import TextModel
 from tests.fake_dispatcher import EmitChunk, ScriptStep
 from tests.fuzz.http_app import MODEL, FuzzedApp
 from tests.unit.router.text.test_tool_formats import AT_HEAD, SCHEMAS, WRITERS, mutated

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from services.router.edge.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from baton.services.router.edge.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
 
 pytestmark = pytest.mark.timeout(240)
 

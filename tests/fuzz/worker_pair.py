@@ -40,6 +40,22 @@ from baton.rpc.gen import (
     prefill_pb2_grpc,
 )
 from baton.rpc.server import ServerAuth, start_server
+from baton.services.decode.commands import DecodeCommand
+from baton.services.decode.handoff_client import HandoffClient
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.outbox import DecodeOutbox
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.decode.server import DecodeServicer
+from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
+from baton.services.prefill.commands import PrefillCommand
+from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.outbox import PrefillOutbox
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillScheduler
+from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.transfer.base import PullEvent
@@ -52,22 +68,6 @@ from baton.worker.handoff.links import LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import DecodeCommand
-from services.decode.handoff_client import HandoffClient
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.loop import DecodeHooks, DecodeLoop
-from services.decode.outbox import DecodeOutbox
-from services.decode.page_faults import PageFaults
-from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer
-from services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
-from services.prefill.commands import PrefillCommand
-from services.prefill.loop import PrefillLoop
-from services.prefill.outbox import PrefillOutbox
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillScheduler
-from services.prefill.server import PrefillServicer, PrefillStreamEvent
 
 PAGE_SIZE, NUM_PAGES, VOCAB_SIZE, MAX_MODEL_LEN = 2, 16, 16, 28
 PAGE_BYTES = PAGE_SIZE * SLOT_BYTES
@@ -113,7 +113,7 @@ class _Worker:
 
 
 class PrefillWorker(_Worker):
-    """A worker wired as in `services.prefill.app`."""
+    """A worker wired as in `baton.services.prefill.app`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class PrefillWorker(_Worker):
 
 
 class DecodeWorker(_Worker):
-    """A worker wired as in `services.decode.app`."""
+    """A worker wired as in `baton.services.decode.app`."""
 
     def __init__(self, store: MemoryStore, channels: ChannelPool) -> None:
         super().__init__()

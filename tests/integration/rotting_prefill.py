@@ -13,8 +13,8 @@ from pathlib import Path
 
 from baton.domain.ids import PageId
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.cli.main import run
 from baton.transfer.digest import PoolHasher
-from services.cli.main import run
 
 PERIOD = 3
 NUM_BYTES = 64

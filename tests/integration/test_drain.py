@@ -42,7 +42,7 @@ def reference_calls(cluster: Cluster) -> list[ReferenceCall]:
 
 
 def drain_command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.cli.main", "drain", *words, f"--redis-url={cluster.redis.url}"]
+    command = [sys.executable, "-m", "baton.services.cli.main", "drain", *words, f"--redis-url={cluster.redis.url}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=EXIT_TIMEOUT_S + 20, check=False)
 
 

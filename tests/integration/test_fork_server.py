@@ -23,7 +23,7 @@ WAITS_FOR_EVER = ("serve", "router", "--model=bundled", "--port=0", "--metrics-p
 
 @pytest.fixture
 def fork_server() -> Iterator[ForkServer]:
-    fork_server = ForkServer(["services.router.app"])
+    fork_server = ForkServer(["baton.services.router.app"])
     yield fork_server
     fork_server.close()
 

@@ -19,8 +19,8 @@ from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
 from baton.rpc.channel import open_sync_channel, with_call_tokens
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc, prefill_pb2_grpc
+from baton.services.router.settings import RouterSettings
 from baton.settings.trust import read_trust
-from services.router.settings import RouterSettings
 from tests.certificates import Certificate, CertificateAuthority
 from tests.cluster import START_TIMEOUT_S, Cluster, Process, eventually, links_in, plain_client
 

@@ -17,11 +17,11 @@ from redis.asyncio import Redis
 
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, RequestId
+from baton.services.router.streaming.cursor import Cursor
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import JournalEntry
-from services.router.streaming.cursor import Cursor
 from tests.cluster import Cluster, Process, eventually
 from tests.exactness.reference import Reference
 from tests.lateness import in_time
@@ -174,7 +174,7 @@ def test_a_hang_up_frees_all_pages_and_the_call_can_resume(cluster: Cluster) -> 
 
 
 def replay(cluster: Cluster, id: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.cli.main", "replay", id, "--model", str(cluster.model)]
+    command = [sys.executable, "-m", "baton.services.cli.main", "replay", id, "--model", str(cluster.model)]
     chosen = ["--redis-url", cluster.redis.url, "--prefill", "prefill-0", "--decode", "decode-0", "--fresh"]
     return subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=60.0, check=False)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.cli.processes.demo_control import DemoServer
-from services.cli.processes.supervisor import ChildCommand, Supervisor
-from services.router.edge.api_keys import make_entry, new_key
+from baton.services.cli.processes.demo_control import DemoServer
+from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
+from baton.services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Hold as HoldAction
 from tests.mock_workers import Phase, ScriptedAction
 from tests.page.browser import ARGUMENTS, ConsoleRecorder, axe_violations, chromium_path, missing

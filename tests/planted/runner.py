@@ -89,13 +89,16 @@ def _link_tree(target: Path) -> None:
     ).stdout  # fmt: skip
     built = [path.relative_to(ROOT) for path in (ROOT / "baton/model/kernels/built").glob("*.so")]
     for path in (*map(Path, filter(None, listed.decode().split("\0"))), *built):
-        if (ROOT / path).is_file():
+        if (ROOT / path).is_file() or (ROOT / path).is_symlink():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             _link(ROOT / path, target / path)
 
 
 def _link(source: Path, target: Path) -> None:
     """Copies where the temporary folder is on another file system."""
+    if source.is_symlink():
+        os.symlink(os.readlink(source), target)
+        return
     try:
         os.link(source, target)
     except OSError:

@@ -12,9 +12,9 @@ from functools import partial
 from random import Random
 
 from baton.domain.errors import Overloaded
-from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec
-from services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from baton.services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
 
 TOKEN_S = 0.02
 PROMPT_TOKEN_S = 0.0005

@@ -7,14 +7,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.domain.errors import Overloaded
-from services.router.admission.admission_queue import (
+from baton.services.router.admission.admission_queue import (
     MAX_RETRY_AFTER_S,
     MIN_RETRY_AFTER_S,
     AdmissionLimits,
     AdmissionQueue,
 )
-from services.router.admission.slot import OUTPUT_CHARGE, SLOT_BYTES, Slot, SlotSpec, order_of
-from services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.admission.slot import OUTPUT_CHARGE, SLOT_BYTES, Slot, SlotSpec, order_of
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
 
 LIMITS = AdmissionLimits(max_running_requests=2, max_queued_bytes=6 * SLOT_BYTES)
 TENANTS = TenantTable(by_name={"heavy": TenantLimits(weight=2.0), "capped": TenantLimits(max_slots=1, max_priority=0)})

@@ -13,11 +13,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, PageKey, WorkerId
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import KvImport
-from services.decode.page_faults import PageFaults
-from services.decode.rows.order import RowOrder
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import KvImport
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.order import RowOrder
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from services.router.admission.slot import OUTPUT_CHARGE
+from baton.services.router.admission.slot import OUTPUT_CHARGE
 from tests.property.tenant_world import Offer, TenantWorld, capacity, charge_rate, jain
 
 PLACES = 16

@@ -15,8 +15,8 @@ from baton.domain.errors import BatonError, IntegrityFailure, LeaseEnded, LinkBr
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import StopParams
 from baton.kv.pages import Owner
+from baton.services.decode.effects import AskCommit
 from baton.transfer.base import Pull
-from services.decode.effects import AskCommit
 from tests.property.machines.lease_scenarios import Event, apply_event, deliver_all_published, deliver_everything
 from tests.property.machines.split_pair import Client, SplitPair
 from tests.tiny_workers import PAGE_BYTES, REPEATABLE_SETTINGS, assert_idle

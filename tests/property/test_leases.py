@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, WorkerId
 from baton.engine.handoff.kv_export import ExportTable
-from services.decode.effects import DecodeEffect
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import KvImport
+from baton.services.decode.effects import DecodeEffect
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import KvImport
 from tests.property.machines.lease_scenarios import Event, run_scenario, scenarios
 from tests.property.machines.split_pair import LEASE_S, Renewal, SplitPair
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS

@@ -13,8 +13,8 @@ from random import Random
 import pytest
 
 from baton.domain.errors import Overloaded
-from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from services.router.admission.slot import Slot, SlotSpec
+from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from baton.services.router.admission.slot import Slot, SlotSpec
 
 NUM_ROWS = 32
 STAY_S = 4.0

@@ -11,9 +11,9 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import PageId, PageKey
 from baton.kv.page_checks import PageChecks
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.prefill.prompt import Prompt
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.transfer.digest import page_digest
-from services.prefill.prompt import Prompt
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.pages_machine import PagesMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS

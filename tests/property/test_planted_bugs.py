@@ -10,13 +10,13 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
 from baton.engine.handoff.kv_export import ExportTable
-from services.decode.effects import DecodeEffect
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import SealInfo
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.prompt import Prompt
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
+from baton.services.decode.effects import DecodeEffect
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import SealInfo
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.prefill.prompt import Prompt
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.property.machines.prefill_machine import PrefillMachine
 from tests.property.machines.split_machine import SplitMachine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from simulation.runtime.step_time import ScriptedStepTime, attentive
 from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.prefill_machine import PrefillMachine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from baton.bundled import MODEL_DIR
-from services.router.text.token_lower_bound import TokenLowerBound, read_token_lower_bound
+from baton.services.router.text.token_lower_bound import TokenLowerBound, read_token_lower_bound
 
 LONG_ONES = ("e" * 9, "é" * 5, " " * 12, "12345", "<|im_start|>", "-----------", "한")
 COMPOSABLE = ["e", "\u0301", "\u0323", "\u1112", "\u1161", "\u11ab", "\u212b", "\u1fef", "A", "\u030a"]

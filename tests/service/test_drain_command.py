@@ -16,6 +16,9 @@ from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.gen import worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
+from baton.services.cli.main import run
+from baton.services.cli.plan import free_ports
+from baton.services.cli.settings import COMMANDS
 from baton.settings.base import known_variables
 from baton.store.connect import connect
 from baton.worker.event_log import SharedEventLog
@@ -23,9 +26,6 @@ from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.server import WorkerServicer
-from services.cli.main import run
-from services.cli.plan import free_ports
-from services.cli.settings import COMMANDS
 from tests.redis_server import running_redis
 
 ID = WorkerId("decode-0")

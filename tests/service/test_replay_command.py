@@ -10,11 +10,11 @@ import pytest
 
 from baton.domain.errors import NoWorkers
 from baton.domain.ids import AttemptId, RequestId
+from baton.services.cli.replay import NotReplayable, ReplayedSequence, replay_call
+from baton.services.cli.settings import ReplaySettings
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import CallStatus
-from services.cli.replay import NotReplayable, ReplayedSequence, replay_call
-from services.cli.settings import ReplaySettings
 from tests.contract.stores import journal_entry
 from tests.mock_workers import MODEL
 from tests.service.takeover.router_cluster import CHAT, COMPLETIONS, PROMPTS, RouterCluster, router_cluster, text_model

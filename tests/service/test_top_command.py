@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from services.cli.top.screen import ScreenOptions, draw
-from services.cli.top.snapshot_reader import SnapshotReader
+from baton.services.cli.top.screen import ScreenOptions, draw
+from baton.services.cli.top.snapshot_reader import SnapshotReader
 from tests.mock_workers import Hold, Phase, ScriptedAction
 from tests.service.takeover.router_cluster import TIMEOUT_S, opened, router_cluster
 

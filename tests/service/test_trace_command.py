@@ -17,11 +17,11 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.gen import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.rpc.times_codec import encode_import_times, encode_prefill_times
+from baton.services.cli.main import run
+from baton.services.cli.settings import COMMANDS
 from baton.settings.base import known_variables
 from baton.store.connect import connect
 from baton.telemetry.request_trace import Outcome, trace_json
-from services.cli.main import run
-from services.cli.settings import COMMANDS
 from tests.redis_server import running_redis
 from tests.unit.telemetry.test_request_timer import IMPORT_TIMES, PREFILL_TIMES, split_request
 

@@ -17,19 +17,19 @@ from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.handoff.kv_export import ExportTable, KvExport
 from baton.kv.pages import Hold
 from baton.rpc.request_metadata import Metadata
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import DecodeRow, ImportedPrompt, KvImport, SealInfo
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
+from baton.services.router.dispatch.dispatcher import TokenDispatcher
+from baton.services.router.dispatch.placement import Avoided
+from baton.services.router.dispatch.reserve import PairReservation, Reserver
+from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import DecodeRow, ImportedPrompt, KvImport, SealInfo
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
-from services.router.dispatch.dispatcher import TokenDispatcher
-from services.router.dispatch.placement import Avoided
-from services.router.dispatch.reserve import PairReservation, Reserver
-from services.router.dispatch.tracked_request import TrackedRequest
 
 
 class UnpinsBeforeCommit(ExportTable):

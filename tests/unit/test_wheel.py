@@ -18,8 +18,8 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
         "baton/bundled/model/tokenizer.json",
         "baton/store/redis/scripts/advance_sequence.lua",
         "baton/rpc/gen/handoff_pb2.py",
-        "services/cli/main.py",
-        "services/router/app.py",
+        "baton/services/cli/main.py",
+        "baton/services/router/app.py",
     }
     assert wanted <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "docs/", "scripts/"))]

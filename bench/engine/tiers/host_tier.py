@@ -22,10 +22,10 @@ from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
+from baton.services.cli.bench.workload.traces import read_mooncake
 from baton.settings.tiers import TierWrite
 from baton.transfer.digest import PoolHasher
 from baton.transfer.host_tier.mover import HostMover
-from services.cli.bench.workload.traces import read_mooncake
 
 PAGE_BYTES = 8
 

@@ -1,7 +1,7 @@
 """`baton bench serve` and `baton bench report`: from flags to a run, its file and its table.
 
-Registered by `services.cli.main`. The other commands of `baton bench` are in `experiments`. The table goes to standard
-output, progress and remarks to standard error.
+Registered by `baton.services.cli.main`. The other commands of `baton bench` are in `experiments`. The table goes to
+standard output, progress and remarks to standard error.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from baton import __version__
+from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate, warm_up
+from baton.services.cli.bench.experiments import add_experiments
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.options import ServeOptions, WordList
+from baton.services.cli.bench.results.objectives import parse_objectives
+from baton.services.cli.bench.results.records import PlannedRequest, RequestRow
+from baton.services.cli.bench.results.run_file import RunFile, load, save
+from baton.services.cli.bench.results.summary import lag_verdict, summarize
+from baton.services.cli.bench.results.table import TableLayout, make_table
+from baton.services.cli.bench.workload.plan import plan_requests, plan_warmups
 from baton.settings.base import SettingsError
-from services.cli.bench.client.bench_client import BenchClient, RequestTemplate, warm_up
-from services.cli.bench.experiments import add_experiments
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.options import ServeOptions, WordList
-from services.cli.bench.results.objectives import parse_objectives
-from services.cli.bench.results.records import PlannedRequest, RequestRow
-from services.cli.bench.results.run_file import RunFile, load, save
-from services.cli.bench.results.summary import lag_verdict, summarize
-from services.cli.bench.results.table import TableLayout, make_table
-from services.cli.bench.workload.plan import plan_requests, plan_warmups
 
 EXIT_NOT_VALID = 1
 

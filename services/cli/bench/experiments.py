@@ -1,8 +1,8 @@
 """`baton bench engine`, `prefix`, `transfer`, `exposed`, `router`, `token-path`: experiments, from a checkout.
 
-Registered by `services.cli.bench.commands`. The experiments are in the repository's `bench/`, which no wheel contains.
-They parse their own flags, so a command here passes its arguments to a program that replaces this process. That limits
-thread pools to one thread before numeric libraries are loaded, and signals reach the experiment directly.
+Registered by `baton.services.cli.bench.commands`. The experiments are in the repository's `bench/`, which no wheel
+contains. They parse their own flags, so a command here passes its arguments to a program that replaces this process.
+That limits thread pools to one thread before numeric libraries are loaded, and signals reach the experiment directly.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, RequestRow, row_of
+from baton.services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, RequestRow, row_of
 
 Send = Callable[[PlannedRequest], Awaitable[MeasuredAnswer]]
 

@@ -1,6 +1,6 @@
 """`baton cache list` and `baton cache gc`: files of ready weights and builds of kernels, which grow with each version.
 
-A file that a process maps is never removed. Registered by `services.cli.main`.
+A file that a process maps is never removed. Registered by `baton.services.cli.main`.
 """
 
 from __future__ import annotations

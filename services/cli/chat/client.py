@@ -1,7 +1,7 @@
 """Reads answers from routers as server-sent events, and goes on after a broken connection.
 
-Called by `services.cli.chat.command`. A broken stream is resumed by its last event id, at the next router if there is
-one: any router of a cluster can continue a call.
+Called by `baton.services.cli.chat.command`. A broken stream is resumed by its last event id, at the next router if
+there is one: any router of a cluster can continue a call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from services.cli.chat.answer import AnswerFailed, refusal
+from baton.services.cli.chat.answer import AnswerFailed, refusal
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_S = 60.0

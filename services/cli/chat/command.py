@@ -1,7 +1,7 @@
 """`baton chat`: asks, shows the answer as it comes, and keeps the conversation.
 
 Lines are read outside of the event loop; each answer is one run of it. So Ctrl-C cancels an answer, which aborts it in
-the cluster, and not the program. Registered by `services.cli.main`.
+the cluster, and not the program. Registered by `baton.services.cli.main`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from baton.services.cli.chat.answer import AnswerFailed, ChatAnswer
+from baton.services.cli.chat.client import ChatClient
+from baton.services.cli.chat.conversation import ChatCommands, ChatHistory, set_field
+from baton.services.cli.chat.terminal import ChatOutput, complete_commands, open_terminal, read_line
+from baton.services.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from baton.services.cli.settings import COMMANDS, ChatSettings
 from baton.settings.base import SettingsError, refuse_unknown_variables
-from services.cli.chat.answer import AnswerFailed, ChatAnswer
-from services.cli.chat.client import ChatClient
-from services.cli.chat.conversation import ChatCommands, ChatHistory, set_field
-from services.cli.chat.terminal import ChatOutput, complete_commands, open_terminal, read_line
-from services.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from services.cli.settings import COMMANDS, ChatSettings
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _NO_TEMPLATE = "no chat template"

@@ -1,6 +1,6 @@
 """State of a conversation, and the commands that change it. Pure: no terminal, no network.
 
-Owned by `services.cli.chat.command`.
+Owned by `baton.services.cli.chat.command`.
 """
 
 from __future__ import annotations

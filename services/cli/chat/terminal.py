@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from services.cli.chat.answer import AnswerPart, PartKind
+from baton.services.cli.chat.answer import AnswerPart, PartKind
 
 _DIM, _ACCENT, _BAD, _RESET = "\033[2m", "\033[36m", "\033[31m", "\033[0m"
 _STYLES = {PartKind.TEXT: "", PartKind.REASONING: _DIM, PartKind.TOOL_CALL: _ACCENT}

@@ -1,6 +1,6 @@
 """`baton doctor`: runs the checks in the order in which they block, and prints each result as it comes.
 
-Changes nothing. Registered by `services.cli.main`.
+Changes nothing. Registered by `baton.services.cli.main`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from baton.services.cli.doctor import devices, host, ports, probes, redis_server
+from baton.services.cli.doctor.results import DoctorResult, all_pass, as_json, fail, ok
+from baton.services.cli.doctor.workers import worker_results
+from baton.services.cli.processes.local_redis import HOW_TO_GET_ONE, find_server
+from baton.services.cli.settings import COMMANDS, DoctorSettings
+from baton.services.decode.settings import DecodeSettings
+from baton.services.prefill.settings import PrefillSettings
+from baton.services.router.settings import RouterSettings
 from baton.settings.base import SettingsError, refuse_unknown_variables
 from baton.settings.model_source import resolve_model
 from baton.settings.text_digest import text_digest
 from baton.settings.trust import read_trust
 from baton.store.connect import connect
 from baton.store.store import StoreUnavailable
-from services.cli.doctor import devices, host, ports, probes, redis_server
-from services.cli.doctor.results import DoctorResult, all_pass, as_json, fail, ok
-from services.cli.doctor.workers import worker_results
-from services.cli.processes.local_redis import HOW_TO_GET_ONE, find_server
-from services.cli.settings import COMMANDS, DoctorSettings
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.router.settings import RouterSettings
 
 Group = Callable[[DoctorSettings], Coroutine[Any, Any, Iterable[DoctorResult]]]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
 
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
 
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 14)

@@ -7,7 +7,7 @@ import errno
 import socket
 from collections.abc import Iterator, Mapping
 
-from services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
 
 
 def check_ports(host: str, ports: Mapping[str, int], *, required: str) -> Iterator[DoctorResult]:

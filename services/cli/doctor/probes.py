@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.cli.doctor import engine_probe, loopback_probe
-from services.cli.doctor.devices import TorchDevices
-from services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.cli.doctor import engine_probe, loopback_probe
+from baton.services.cli.doctor.devices import TorchDevices
+from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
 
 DEADLINE_S = 120.0
 """Of one probe. Importing torch on a loaded machine takes most of it."""

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import ResponseError
 
+from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
 from baton.store.durability import redis_durability
 from baton.store.redis.client import RedisClient, without_password
 from baton.store.store import Durability, StoreUnavailable
-from services.cli.doctor.results import DoctorResult, fail, ok, warn
 
 OLDEST_VERSION = (6, 2)
 MAX_SKEW_S = 1.0

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
-from services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
 
 _GIB = 1024**3
 _SAME_START = "start all workers from the same model directory with the same version of Baton"

@@ -13,10 +13,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from baton.services.cli.doctor.command import run_checks
+from baton.services.cli.doctor.results import DoctorResult
+from baton.services.cli.settings import COMMANDS, DoctorSettings
 from baton.settings.sources import secret_variables, set_variables
-from services.cli.doctor.command import run_checks
-from services.cli.doctor.results import DoctorResult
-from services.cli.settings import COMMANDS, DoctorSettings
 
 PACKAGE = "baton-serve"
 

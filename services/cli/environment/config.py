@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import App, MissingArgumentError, Parameter
 
+from baton.services.cli.settings import COMMANDS
 from baton.settings.base import Settings, SettingsError, env_name, refuse_unknown_variables
 from baton.settings.sources import EffectiveSetting, ValueSource, setting_values
-from services.cli.settings import COMMANDS
 
 
 def config_command(app: App) -> App:

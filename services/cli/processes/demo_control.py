@@ -1,4 +1,4 @@
-"""Kills and drains workers of `baton up --demo` for the router's page. Called by `services.cli.up`.
+"""Kills and drains workers of `baton up --demo` for the router's page. Called by `baton.services.cli.up`.
 
 The router, a child process, writes one line of JSON to a Unix socket that only this user can open, and reads one:
 `{"action": "kill", "worker": "decode-0"}` -> `{"error": ""}`. A worker that ends this way is started again.
@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from services.cli.processes.supervisor import Supervisor
+from baton.services.cli.processes.supervisor import Supervisor
 
 MAX_LINE_BYTES = 1024
 TIMEOUT_S = 5.0

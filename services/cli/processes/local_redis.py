@@ -24,9 +24,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from baton.services.cli.processes import die_with_parent
 from baton.settings.process import child_environment
 from baton.store.store import StoreUnavailable
-from services.cli.processes import die_with_parent
 
 HOW_TO_GET_ONE = (
     "install one (Debian: apt install redis-server; Fedora: dnf install valkey; macOS: brew install redis), "

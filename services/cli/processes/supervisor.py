@@ -1,6 +1,6 @@
 """Child processes: each has a log file, all are watched, stopped in order, and end with this process.
 
-Called by `services.cli.up`. Owned by one asyncio loop on the main thread. Knows no service.
+Called by `baton.services.cli.up`. Owned by one asyncio loop on the main thread. Knows no service.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.services.cli.processes import die_with_parent
 from baton.settings.process import child_environment
-from services.cli.processes import die_with_parent
 
 KILL_TIMEOUT_S = 5.0
 _TAIL_BYTES = 16 * 1024

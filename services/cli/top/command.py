@@ -1,4 +1,5 @@
-"""`baton top`: shows workers, queues, pages, links and streams, again and again. Registered by `services.cli.main`."""
+"""`baton top`: shows workers, queues, pages, links and streams, again and again. Registered by
+`baton.services.cli.main`."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.live import Live
 
+from baton.services.cli.settings import COMMANDS, TopSettings
+from baton.services.cli.top.screen import ScreenOptions, draw
+from baton.services.cli.top.snapshot_reader import ClusterUnreadable, SnapshotReader
+from baton.services.router.cluster.snapshot import ClusterSnapshot
 from baton.settings.base import refuse_unknown_variables
-from services.cli.settings import COMMANDS, TopSettings
-from services.cli.top.screen import ScreenOptions, draw
-from services.cli.top.snapshot_reader import ClusterUnreadable, SnapshotReader
-from services.router.cluster.snapshot import ClusterSnapshot
 
 _LISTING_WIDTH = 120
 

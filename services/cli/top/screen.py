@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from services.router.cluster.snapshot import ClusterSnapshot, LinkRow, OpenRequestRow, WorkerRow
+from baton.services.router.cluster.snapshot import ClusterSnapshot, LinkRow, OpenRequestRow, WorkerRow
 
 BAR_CELLS = 12
 _OWNERS = (("live", "#"), ("pinned", "^"), ("reserved", "+"), ("draining", "~"), ("retired", "x"), ("cached", "-"))

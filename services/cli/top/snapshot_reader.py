@@ -1,4 +1,4 @@
-"""Reads snapshots of the cluster from the first router that answers. Called by `services.cli.top.command`."""
+"""Reads snapshots of the cluster from the first router that answers. Called by `baton.services.cli.top.command`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 
 from baton.domain.errors import BatonError
-from services.router.cluster.snapshot import ClusterSnapshot
+from baton.services.router.cluster.snapshot import ClusterSnapshot
 
 TIMEOUT_S = 5.0
 _MAX_SHOWN_CHARS = 200

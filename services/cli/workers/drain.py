@@ -19,11 +19,11 @@ from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord
 from baton.rpc import codec
 from baton.rpc.gen import worker_pb2
+from baton.services.cli.errors import NotDrained
+from baton.services.cli.settings import COMMANDS, DrainSettings
+from baton.services.cli.workers.lookup import FoundWorker, found_worker
 from baton.settings.base import refuse_unknown_variables
 from baton.store.store import WorkerRegistry
-from services.cli.errors import NotDrained
-from services.cli.settings import COMMANDS, DrainSettings
-from services.cli.workers.lookup import FoundWorker, found_worker
 
 
 def drain(

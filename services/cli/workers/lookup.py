@@ -11,10 +11,10 @@ from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import worker_pb2_grpc
+from baton.services.cli.settings import ClusterClientSettings
 from baton.settings.trust import read_trust
 from baton.store.connect import connect
 from baton.store.store import WorkerRegistry
-from services.cli.settings import ClusterClientSettings
 
 
 class UnknownWorker(BatonError):

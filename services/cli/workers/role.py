@@ -15,9 +15,9 @@ from baton.domain.errors import WorkerLost
 from baton.domain.ids import WorkerId
 from baton.rpc import codec
 from baton.rpc.gen import worker_pb2
+from baton.services.cli.settings import COMMANDS, RoleSettings
+from baton.services.cli.workers.lookup import FoundWorker, found_worker
 from baton.settings.base import refuse_unknown_variables
-from services.cli.settings import COMMANDS, RoleSettings
-from services.cli.workers.lookup import FoundWorker, found_worker
 
 TIMEOUT_S = 60.0
 """Longer than the worker waits for its engine and for the state store."""

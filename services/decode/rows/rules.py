@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.drafts.policy import DraftPolicy
 from baton.kv.growth import GrowthReserve
-from services.decode.rows.order import RowOrder
+from baton.services.decode.rows.order import RowOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import decode_pb2
+from baton.services.decode.commands import Claim, DecodeCommand
+from baton.services.decode.effects import EmitTokens, ReportImported
+from baton.services.decode.handoff_client import HandoffClient
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
 from baton.worker.handoff.links import PeerLinks
 from baton.worker.request_validator import EngineRequestValidator, clamp_duration
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import Claim, DecodeCommand
-from services.decode.effects import EmitTokens, ReportImported
-from services.decode.handoff_client import HandoffClient
 
 log = get_logger()
 

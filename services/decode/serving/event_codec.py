@@ -9,8 +9,8 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.times_codec import encode_decode_times, encode_import_times
 from baton.rpc.tokens.row_codec import encode_row
 from baton.rpc.tokens.token_check import set_check
-from services.decode.effects import EmitTokens, ReportImported
-from services.decode.serving.attempts import DecodeStreamEvent
+from baton.services.decode.effects import EmitTokens, ReportImported
+from baton.services.decode.serving.attempts import DecodeStreamEvent
 
 
 def encode_call_events(event: DecodeStreamEvent) -> list[decode_pb2.GenerateEvent]:

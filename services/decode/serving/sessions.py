@@ -9,12 +9,12 @@ from baton.domain.ids import Incarnation
 from baton.domain.trace_context import TraceContext
 from baton.domain.trust import ClusterTrust
 from baton.rpc.gen import decode_pb2
+from baton.services.decode.serving.attempts import AttemptServer
+from baton.services.decode.serving.event_codec import encode_session_events
 from baton.session.listener import SessionListener
 from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
 from baton.worker.sessions.served_streams import Answer, ServedStreams
-from services.decode.serving.attempts import AttemptServer
-from services.decode.serving.event_codec import encode_session_events
 
 
 def listen_for_sessions(

@@ -16,10 +16,10 @@ import math
 from dataclasses import dataclass, replace
 
 from baton.domain.errors import Overloaded
-from services.router.admission.fair_queue import FairQueue, TenantQueue
-from services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec, order_of
-from services.router.admission.tenants import TenantTable
-from services.router.admission.wait_estimate import RetryAfterSpread, WaitEstimator, fair_wait_s
+from baton.services.router.admission.fair_queue import FairQueue, TenantQueue
+from baton.services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec, order_of
+from baton.services.router.admission.tenants import TenantTable
+from baton.services.router.admission.wait_estimate import RetryAfterSpread, WaitEstimator, fair_wait_s
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 120.0

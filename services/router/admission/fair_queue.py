@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec
-from services.router.admission.tenants import TenantLimits, TenantTable
-from services.router.admission.wait_estimate import Backlog
+from baton.services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.admission.wait_estimate import Backlog
 
 DEFAULT_OUTPUT_TOKENS = 128.0
 """Expected output of a request while no request has ended."""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from baton.services.router.admission.tenants import MAX_PRIORITY, MIN_PRIORITY, TenantLimits, TenantTable
 from baton.settings.base import SettingsError
-from services.router.admission.tenants import MAX_PRIORITY, MIN_PRIORITY, TenantLimits, TenantTable
 
 _LARGEST = 1e12
 _RANGES: Mapping[str, tuple[float, float]] = {

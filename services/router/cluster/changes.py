@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerStatus
-from services.router.cluster.event_log import ClusterEventLog
-from services.router.cluster.source import KnownWorker
+from baton.services.router.cluster.event_log import ClusterEventLog
+from baton.services.router.cluster.source import KnownWorker
 
 SHOWN_LOST_S = 60.0
 """Time for which a worker that left is shown."""

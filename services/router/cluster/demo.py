@@ -27,7 +27,7 @@ class ActionResult(msgspec.Struct, frozen=True):
 
 
 class DemoClient:
-    """`path`: the socket of `services.cli.processes.demo_control`."""
+    """`path`: the socket of `baton.services.cli.processes.demo_control`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -17,17 +17,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, DeadlineExceeded, InvalidRequest
+from baton.services.router.cluster.demo import ActionResult, DemoClient, DemoCommand
+from baton.services.router.cluster.feed import ClusterFeed
+from baton.services.router.cluster.rows import recent_row
+from baton.services.router.cluster.snapshot import RecentRequests
+from baton.services.router.edge.auth_middleware import is_operator, tenant_of
+from baton.services.router.edge.body import read_body
+from baton.services.router.edge.disconnect import cancel_on_disconnect
+from baton.services.router.edge.http_errors import RequestNotFound
+from baton.services.router.edge.sse import HEADERS
+from baton.services.router.openai.fields import short_repr
 from baton.telemetry.request_trace import Outcome
-from services.router.cluster.demo import ActionResult, DemoClient, DemoCommand
-from services.router.cluster.feed import ClusterFeed
-from services.router.cluster.rows import recent_row
-from services.router.cluster.snapshot import RecentRequests
-from services.router.edge.auth_middleware import is_operator, tenant_of
-from services.router.edge.body import read_body
-from services.router.edge.disconnect import cancel_on_disconnect
-from services.router.edge.http_errors import RequestNotFound
-from services.router.edge.sse import HEADERS
-from services.router.openai.fields import short_repr
 
 CLUSTER = "/v1/cluster"
 DEMO_HEADER = "x-baton-demo"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from services.router.cluster.snapshot import ClusterEvent
+from baton.services.router.cluster.snapshot import ClusterEvent
 
 MAX_KEPT = 512
 MAX_TEXT_CHARS = 240

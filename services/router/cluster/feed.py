@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton.domain.errors import Overloaded
+from baton.services.router.cluster.event_log import is_visible
+from baton.services.router.cluster.view import ClusterView
+from baton.services.router.edge.sse import named_event
 from baton.telemetry.logs import get_logger
-from services.router.cluster.event_log import is_visible
-from services.router.cluster.view import ClusterView
-from services.router.edge.sse import named_event
 
 FRAME_INTERVAL_S = 0.25
 SNAPSHOT_INTERVAL_S = 15.0

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 from baton.domain.ids import Incarnation
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
+from baton.services.router.cluster.changes import LostWorker
+from baton.services.router.cluster.rates import GIB, ClusterRates
+from baton.services.router.cluster.snapshot import LinkRow, OpenRequestRow, RecentRequest, WorkerRow
+from baton.services.router.cluster.source import KnownWorker, OpenRequest
 from baton.telemetry.request_trace import Outcome, RequestTrace
-from services.router.cluster.changes import LostWorker
-from services.router.cluster.rates import GIB, ClusterRates
-from services.router.cluster.snapshot import LinkRow, OpenRequestRow, RecentRequest, WorkerRow
-from services.router.cluster.source import KnownWorker, OpenRequest
 
 _WORST_FIRST = ("broken", "open", "half_open", "up")
 

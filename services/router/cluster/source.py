@@ -1,6 +1,6 @@
 """The interface between the cluster view and the parts of the router that it shows. No behaviour.
 
-`services.router.cluster_reader` implements it over the dispatcher and the worker set.
+`baton.services.router.cluster_reader` implements it over the dispatcher and the worker set.
 """
 
 from __future__ import annotations

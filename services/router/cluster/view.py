@@ -14,15 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.domain.lifecycle import RequestState
-from baton.telemetry.metrics import ITL_SECONDS
-from baton.telemetry.request_timer import RequestTimer
-from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent
-from baton.telemetry.request_traces import RequestTraces
-from services.router.cluster.changes import ClusterChanges
-from services.router.cluster.event_log import ClusterEventLog
-from services.router.cluster.rates import ClusterRates
-from services.router.cluster.rows import link_rows, lost_row, recent_row, request_row, worker_row
-from services.router.cluster.snapshot import (
+from baton.services.router.cluster.changes import ClusterChanges
+from baton.services.router.cluster.event_log import ClusterEventLog
+from baton.services.router.cluster.rates import ClusterRates
+from baton.services.router.cluster.rows import link_rows, lost_row, recent_row, request_row, worker_row
+from baton.services.router.cluster.snapshot import (
     MAX_EVENTS,
     MAX_LINKS,
     MAX_RECENT,
@@ -33,8 +29,12 @@ from services.router.cluster.snapshot import (
     RouterRow,
     ServiceObjectives,
 )
-from services.router.cluster.source import ClusterSource
-from services.router.cluster.window import RequestWindow
+from baton.services.router.cluster.source import ClusterSource
+from baton.services.router.cluster.window import RequestWindow
+from baton.telemetry.metrics import ITL_SECONDS
+from baton.telemetry.request_timer import RequestTimer
+from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent
+from baton.telemetry.request_traces import RequestTraces
 
 REFUSAL_EVENT_S = 1.0
 """Refusals within this time are one event."""

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.services.router.cluster.snapshot import ServiceWindow
 from baton.telemetry.fast_histogram import quantile
 from baton.telemetry.request_trace import Outcome, RequestTrace
-from services.router.cluster.snapshot import ServiceWindow
 
 WINDOW_S = 300.0
 MAX_REQUESTS = 4096

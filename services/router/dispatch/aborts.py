@@ -11,8 +11,8 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.codec import encode_id
 from baton.rpc.gen.common_pb2 import AbortRequest
 from baton.rpc.request_metadata import request_metadata
+from baton.services.router.dispatch.workers import WorkerSet
 from baton.telemetry.logs import get_logger
-from services.router.dispatch.workers import WorkerSet
 
 ABORT_TIMEOUT_S = 2.0
 

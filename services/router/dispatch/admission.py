@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Iterable
 
 from baton.domain.ids import RequestId
+from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from baton.services.router.admission.slot import Slot
+from baton.services.router.admission.tenants import TenantTable
+from baton.services.router.dispatch.tracked_request import TrackedRequest
+from baton.services.router.generation import AdmittedRequest
 from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS
-from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from services.router.admission.slot import Slot
-from services.router.admission.tenants import TenantTable
-from services.router.dispatch.tracked_request import TrackedRequest
-from services.router.generation import AdmittedRequest
 
 
 class AdmissionController:

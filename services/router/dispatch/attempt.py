@@ -34,22 +34,22 @@ from baton.rpc.request_metadata import Metadata
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.rpc.tokens.row_codec import decode_row
 from baton.rpc.tokens.token_check import Checked, verify_check
-from baton.telemetry.metrics import INDEX_ERROR
-from baton.telemetry.request_trace import Stage
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.reserve import PairReservation
-from services.router.dispatch.scores.collector import ScoreCollector
-from services.router.dispatch.sessions.session_stream import SessionStream
-from services.router.dispatch.tracked_request import TrackedRequest
-from services.router.dispatch.worker_errors import (
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.reserve import PairReservation
+from baton.services.router.dispatch.scores.collector import ScoreCollector
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.tracked_request import TrackedRequest
+from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
     FaultSource,
     classify_reported,
     classify_rpc_error,
     lost_worker,
 )
-from services.router.dispatch.workers import WorkerSet
-from services.router.generation import TokenChunk
+from baton.services.router.dispatch.workers import WorkerSet
+from baton.services.router.generation import TokenChunk
+from baton.telemetry.metrics import INDEX_ERROR
+from baton.telemetry.request_trace import Stage
 
 GRACE_S = 1.0
 """The streams end this much after the attempt's deadline, so that the attempt reports it."""

@@ -25,25 +25,25 @@ from baton.domain.errors import (
     WorkerLost,
 )
 from baton.domain.lifecycle import RequestState
+from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from baton.services.router.admission.slot import SlotSpec
+from baton.services.router.admission.tenants import MAX_PRIORITY, TenantTable
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.admission import AdmissionController
+from baton.services.router.dispatch.attempt import Attempt
+from baton.services.router.dispatch.rate_limiter import RateLimiter
+from baton.services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
+from baton.services.router.dispatch.status_log import StatusLog
+from baton.services.router.dispatch.tracked_request import TrackedRequest
+from baton.services.router.dispatch.worker_errors import AttemptFailure
+from baton.services.router.dispatch.workers import WorkerSet
+from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ADMISSION_TOTAL
 from baton.telemetry.request_trace import Stage
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from services.router.admission.slot import SlotSpec
-from services.router.admission.tenants import MAX_PRIORITY, TenantTable
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission import AdmissionController
-from services.router.dispatch.attempt import Attempt
-from services.router.dispatch.rate_limiter import RateLimiter
-from services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
-from services.router.dispatch.status_log import StatusLog
-from services.router.dispatch.tracked_request import TrackedRequest
-from services.router.dispatch.worker_errors import AttemptFailure
-from services.router.dispatch.workers import WorkerSet
-from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 
 log = get_logger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from baton.domain.errors import Overloaded
 from baton.domain.ids import RequestId
+from baton.services.router.admission.tenants import TenantTable
+from baton.services.router.generation import SequenceSpec
 from baton.store.store import StoreUnavailable
 from baton.store.tenants.tenant_store import RateTake, TenantStore
 from baton.store.tenants.token_buckets import TokenBuckets
 from baton.telemetry.metrics import ADMISSION_TOTAL
-from services.router.admission.tenants import TenantTable
-from services.router.generation import SequenceSpec
 
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 1.0, 120.0
 

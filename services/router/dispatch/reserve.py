@@ -25,15 +25,15 @@ from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, encode_id
 from baton.rpc.gen import decode_pb2
 from baton.rpc.request_metadata import Metadata
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.placement import Avoided, Pair, PlacementQuery
-from services.router.dispatch.worker_errors import (
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.placement import Avoided, Pair, PlacementQuery
+from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
     classify_reported,
     classify_rpc_error,
     lost_worker,
 )
-from services.router.dispatch.workers import WorkerSet
+from baton.services.router.dispatch.workers import WorkerSet
 
 DRAINING_RETRY_S = 1.0
 """Pause before a draining decode worker is tried again. Its announcement shows the drain by then."""

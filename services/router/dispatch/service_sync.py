@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from baton.domain.ids import OwnerId
+from baton.services.router.admission.admission_queue import AdmissionQueue
+from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.store.store import StoreUnavailable
 from baton.store.tenants.tenant_store import TenantStore
 from baton.telemetry.logs import get_logger
-from services.router.admission.admission_queue import AdmissionQueue
-from services.router.dispatch.rate_limiter import RateLimiter
 
 INTERVAL_S = 1.0
 

@@ -14,16 +14,16 @@ from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interru
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, advance
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
 from baton.rpc.request_metadata import request_metadata
+from baton.services.router.admission.slot import Slot
+from baton.services.router.dispatch.placement import Avoided, Pair
+from baton.services.router.dispatch.reserve import PairReservation
+from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
+from baton.services.router.generation import SequenceSpec, TokenChunk
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ABORTS_TOTAL, REQUESTS_IN_STATE, RETRIES_TOTAL
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.admission.slot import Slot
-from services.router.dispatch.placement import Avoided, Pair
-from services.router.dispatch.reserve import PairReservation
-from services.router.dispatch.worker_errors import AttemptFailure, FaultSource
-from services.router.generation import SequenceSpec, TokenChunk
 
 _NUM_IN_STATE = {state: REQUESTS_IN_STATE.labels(state.value) for state in RequestState}
 

@@ -30,7 +30,7 @@ from baton.domain.errors import (
 )
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import error_from_rpc
-from services.router.dispatch.placement import Avoided, Pair
+from baton.services.router.dispatch.placement import Avoided, Pair
 
 
 class FaultSource(enum.Enum):

@@ -23,16 +23,11 @@ from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
-from baton.store.notifier import wait_for_event
-from baton.store.store import StoreUnavailable, WorkerRegistry
-from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics import OPEN_LINK_BREAKERS
-from baton.telemetry.series.worker_series import WorkerSeries
-from services.router.dispatch.cache_index.index import CacheIndex
-from services.router.dispatch.cache_index.page_source import PageSourceChoice, choose_page_source
-from services.router.dispatch.in_flight import InFlight
-from services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
-from services.router.dispatch.placement import (
+from baton.services.router.dispatch.cache_index.index import CacheIndex
+from baton.services.router.dispatch.cache_index.page_source import PageSourceChoice, choose_page_source
+from baton.services.router.dispatch.in_flight import InFlight
+from baton.services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
+from baton.services.router.dispatch.placement import (
     Pair,
     PlacementQuery,
     PrefixIndex,
@@ -41,7 +36,12 @@ from services.router.dispatch.placement import (
     linked_pairs,
     placeable,
 )
-from services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.store.notifier import wait_for_event
+from baton.store.store import StoreUnavailable, WorkerRegistry
+from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics import OPEN_LINK_BREAKERS
+from baton.telemetry.series.worker_series import WorkerSeries
 
 MAX_INDEXED_PAGES = 1 << 18
 FIRST_READ_S = 2.0

@@ -6,8 +6,8 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.router.edge.api_keys import ApiKeyEntry, ApiKeys
-from services.router.edge.http_errors import InvalidApiKey, error_response
+from baton.services.router.edge.api_keys import ApiKeyEntry, ApiKeys
+from baton.services.router.edge.http_errors import InvalidApiKey, error_response
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready"})
 """Probes have no key; the page asks for one."""

@@ -7,9 +7,9 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from baton.domain.errors import Cancelled
-from services.router.edge.body_budget import CountBytes
-from services.router.edge.http_errors import BodyTooLarge, BodyTooSlow, UnsupportedContentType
-from services.router.openai.fields import short_repr
+from baton.services.router.edge.body_budget import CountBytes
+from baton.services.router.edge.http_errors import BodyTooLarge, BodyTooSlow, UnsupportedContentType
+from baton.services.router.openai.fields import short_repr
 
 READ_TIMEOUT_S = 60.0
 

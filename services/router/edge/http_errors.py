@@ -36,7 +36,7 @@ from baton.domain.errors import (
     Superseded,
     WorkerLost,
 )
-from services.router.openai.schemas import ErrorBody, ErrorEnvelope
+from baton.services.router.openai.schemas import ErrorBody, ErrorEnvelope
 
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 1, 120
 MAX_MESSAGE_BYTES = 4096

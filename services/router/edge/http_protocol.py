@@ -20,13 +20,13 @@ import httptools
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from baton.services.router.edge.disconnect import CONNECTION
+from baton.services.router.edge.http_errors import HeadTooLarge, HeadTooSlow, MalformedHttp, error_response
+from baton.services.router.edge.lingering_close import LingeringTransport
+from baton.services.router.edge.middleware import new_request_id
+from baton.services.router.edge.sink import BODY_SINK
+from baton.services.router.edge.transport_sink import TransportSink
 from baton.telemetry import metrics
-from services.router.edge.disconnect import CONNECTION
-from services.router.edge.http_errors import HeadTooLarge, HeadTooSlow, MalformedHttp, error_response
-from services.router.edge.lingering_close import LingeringTransport
-from services.router.edge.middleware import new_request_id
-from services.router.edge.sink import BODY_SINK
-from services.router.edge.transport_sink import TransportSink
 
 MAX_HEAD_BYTES = 64 * 1024
 """Limit of request line and headers together, and of consecutive bytes that are not part of a body."""

@@ -14,9 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext, read_trace_context
+from baton.services.router.edge.auth_middleware import tenant_of
+from baton.services.router.edge.http_errors import error_response
 from baton.telemetry import metrics
-from services.router.edge.auth_middleware import tenant_of
-from services.router.edge.http_errors import error_response
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_LOGGED_CHARS = 256

@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from baton.domain.request import FinishReason
 from baton.domain.scores.prompt_scores import PromptScores
-from services.router.openai.logprobs import TokenNamer, chat_logprobs, prompt_logprobs, token_ids
-from services.router.openai.response_builder import FinishedChoice, stop_reason
-from services.router.openai.schemas import (
+from baton.services.router.openai.logprobs import TokenNamer, chat_logprobs, prompt_logprobs, token_ids
+from baton.services.router.openai.response_builder import FinishedChoice, stop_reason
+from baton.services.router.openai.schemas import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -25,10 +25,10 @@ from services.router.openai.schemas import (
     PromptLogprobs,
     Usage,
 )
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.choice_text import TokenEvent
-from services.router.text.parsers.base import ToolCall, call_id, joined_calls
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.parsers.base import ToolCall, call_id, joined_calls
+from baton.services.router.text.text_model import TextModel
 
 
 class ChatResponseBuilder:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton.domain.scores.prompt_scores import PromptScores
-from services.router.openai.logprobs import (
+from baton.services.router.openai.logprobs import (
     TokenNamer,
     completion_logprobs,
     echoed_logprobs,
@@ -16,11 +16,11 @@ from services.router.openai.logprobs import (
     prompt_logprobs,
     token_ids,
 )
-from services.router.openai.response_builder import FinishedChoice, stop_reason
-from services.router.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.choice_text import TokenEvent
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.response_builder import FinishedChoice, stop_reason
+from baton.services.router.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.text_model import TextModel
 
 
 class CompletionResponseBuilder:

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from baton.domain.errors import InvalidRequest
-from services.router.openai.bounds import Scalar
+from baton.services.router.openai.bounds import Scalar
 
 MAX_ERRORS = 10
 MAX_INPUT_CHARS = 200

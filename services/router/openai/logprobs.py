@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from baton.domain.request import OutputToken, TokenLogprobs
 from baton.domain.scores.prompt_scores import PromptScores, ScoredToken
-from services.router.openai.schemas import (
+from baton.services.router.openai.schemas import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
@@ -17,8 +17,8 @@ from services.router.openai.schemas import (
     TokenLogprob,
     TopLogprob,
 )
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.text_model import TextModel
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""

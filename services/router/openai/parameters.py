@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.domain.request import SamplingParams
-from services.router.openai.bounds import (
+from baton.services.router.openai.bounds import (
     FLAG,
     INT64_MIN,
     MAX_ALLOWED_TOKEN_IDS,
@@ -25,16 +25,16 @@ from services.router.openai.bounds import (
     MAX_STOP_TOKEN_IDS,
     STREAM_FLAGS,
 )
-from services.router.openai.constraint.reader import (
+from baton.services.router.openai.constraint.reader import (
     RESPONSE_FORMAT,
     STRUCTURED_OUTPUTS,
     RequestedConstraint,
     read_constraint,
 )
-from services.router.openai.fields import Fields, is_integer, is_number, short_repr
-from services.router.openai.truncation.reader import PromptTruncation, read_truncation
-from services.router.openai.valid_request import RequestedScores, StreamOptions
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.fields import Fields, is_integer, is_number, short_repr
+from baton.services.router.openai.truncation.reader import PromptTruncation, read_truncation
+from baton.services.router.openai.valid_request import RequestedScores, StreamOptions
+from baton.services.router.text.text_model import TextModel
 
 _FORM_FIELDS = frozenset({RESPONSE_FORMAT, STRUCTURED_OUTPUTS})
 

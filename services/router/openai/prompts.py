@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from services.router.openai.bounds import (
+from baton.services.router.openai.bounds import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
@@ -18,10 +18,10 @@ from services.router.openai.bounds import (
     MAX_TOOL_CALLS,
     ROLES,
 )
-from services.router.openai.fields import Fields, is_integer, short_repr
-from services.router.openai.reasoning.reader import read_effort
-from services.router.text.chat_template import Message, RenderOptions
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.fields import Fields, is_integer, short_repr
+from baton.services.router.openai.reasoning.reader import read_effort
+from baton.services.router.text.chat_template import Message, RenderOptions
+from baton.services.router.text.text_model import TextModel
 
 REASONING_NAMES = ("reasoning_content", "reasoning")
 """Of an assistant's reasoning; the first one wins."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from baton.domain.errors import InvalidRequest
-from services.router.openai.chat import ChatResponseBuilder
-from services.router.openai.completions import CompletionResponseBuilder
-from services.router.openai.fields import parse_object
-from services.router.openai.response_builder import ResponseBuilder
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.chat import ChatResponseBuilder
+from baton.services.router.openai.completions import CompletionResponseBuilder
+from baton.services.router.openai.fields import parse_object
+from baton.services.router.openai.response_builder import ResponseBuilder
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.text.text_model import TextModel
 
 P = ParamSpec("P")
 T = TypeVar("T")

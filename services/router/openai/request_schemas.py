@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.router.openai.bounds import LENGTHS, MAX_TOKENS_WITH_ECHO, Scalar
-from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField, Schema
-from services.router.openai.field_table.shapes import or_null, scalar_schema
-from services.router.openai.field_table.table import FIELDS
+from baton.services.router.openai.bounds import LENGTHS, MAX_TOKENS_WITH_ECHO, Scalar
+from baton.services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField, Schema
+from baton.services.router.openai.field_table.shapes import or_null, scalar_schema
+from baton.services.router.openai.field_table.table import FIELDS
 
 _GENERAL = (
     "A value that would change the answer is honoured or refused. Names without a row are listed in the header "

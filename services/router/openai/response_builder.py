@@ -10,10 +10,10 @@ from msgspec import UnsetType
 
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
-from services.router.openai.schemas import StopReason, Usage
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.choice_text import TokenEvent
-from services.router.text.parsers.base import ToolCall
+from baton.services.router.openai.schemas import StopReason, Usage
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.parsers.base import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from services.router.openai.bounds import FLAG, TEXT
-from services.router.openai.fields import FieldErrors, Fields, parse_object
-from services.router.openai.prompts import read_chat, read_tokens
-from services.router.openai.schemas import DetokenizeResult, RenderResult, TokenizeResult, TokenizerInfo
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.bounds import FLAG, TEXT
+from baton.services.router.openai.fields import FieldErrors, Fields, parse_object
+from baton.services.router.openai.prompts import read_chat, read_tokens
+from baton.services.router.openai.schemas import DetokenizeResult, RenderResult, TokenizeResult, TokenizerInfo
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.text.text_model import TextModel
 
 TOKENIZE_FLAGS = ("add_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message")
 

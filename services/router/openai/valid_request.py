@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.ids import RequestId
-from services.router.generation import SequenceSpec
-from services.router.openai.constraint.reader import RequestedConstraint
-from services.router.openai.reasoning.reader import RequestedReasoning
-from services.router.openai.tools.reader import RequestedTools
+from baton.services.router.generation import SequenceSpec
+from baton.services.router.openai.constraint.reader import RequestedConstraint
+from baton.services.router.openai.reasoning.reader import RequestedReasoning
+from baton.services.router.openai.tools.reader import RequestedTools
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,25 +14,25 @@ from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed, ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.domain.request import StopParams
-from services.router.generation import SequenceSpec
-from services.router.openai.bounds import (
+from baton.services.router.generation import SequenceSpec
+from baton.services.router.openai.bounds import (
     DEFAULT_COMPLETION_TOKENS,
     LENGTHS,
     MAX_PROMPT_SCORES,
     MAX_REQUEST_CHOICES,
     MAX_TOKENS_WITH_ECHO,
 )
-from services.router.openai.constraint.reader import RequestedConstraint
-from services.router.openai.field_table.field import FieldEndpoint
-from services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
-from services.router.openai.fields import FieldErrors, Fields, short_repr
-from services.router.openai.parameters import CommonParams, choice_seed, read_common_params
-from services.router.openai.prompts import PromptInput, read_chat, read_prompts
-from services.router.openai.reasoning.phases import with_reasoning
-from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning, read_reasoning
-from services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools, with_form
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.constraint.reader import RequestedConstraint
+from baton.services.router.openai.field_table.field import FieldEndpoint
+from baton.services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
+from baton.services.router.openai.fields import FieldErrors, Fields, short_repr
+from baton.services.router.openai.parameters import CommonParams, choice_seed, read_common_params
+from baton.services.router.openai.prompts import PromptInput, read_chat, read_prompts
+from baton.services.router.openai.reasoning.phases import with_reasoning
+from baton.services.router.openai.reasoning.reader import BUDGET, RequestedReasoning, read_reasoning
+from baton.services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools, with_form
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.text_model import TextModel
 
 MAX_CHAR_BYTES = 4
 """Most bytes of a character in UTF-8. A token has at least one byte."""

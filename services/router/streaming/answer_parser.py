@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.parsers import harmony
-from services.router.text.parsers.base import AnswerParser, OutputParser, TextParser
-from services.router.text.parsers.harmony import HarmonyParser
-from services.router.text.parsers.reasoning import ReasoningParser, ReasoningStart
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.parsers import harmony
+from baton.services.router.text.parsers.base import AnswerParser, OutputParser, TextParser
+from baton.services.router.text.parsers.harmony import HarmonyParser
+from baton.services.router.text.parsers.reasoning import ReasoningParser, ReasoningStart
+from baton.services.router.text.text_model import TextModel
 
 
 def answer_parser(request: ValidRequest, text: TextModel) -> AnswerParser | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.openai.fields import short_repr
+from baton.services.router.openai.fields import short_repr
 
 MAX_CURSOR_CHARS = 8192
 """Enough for the choices of the longest list of prompts."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from baton.services.router.generation import AdmittedRequest, Dispatcher, TokenChunk
+from baton.services.router.openai.valid_request import ValidRequest
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.generation import AdmittedRequest, Dispatcher, TokenChunk
-from services.router.openai.valid_request import ValidRequest
 
 
 class GenerationSource:

@@ -17,9 +17,9 @@ from baton.domain.errors import Broken
 from baton.domain.ids import RequestId
 from baton.domain.request import SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import PromptScores
+from baton.services.router.generation import Dispatcher
+from baton.services.router.openai.valid_request import ValidRequest
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
-from services.router.generation import Dispatcher
-from services.router.openai.valid_request import ValidRequest
 
 FingerprintOf = Callable[[RequestId], Awaitable[str]]
 """The fingerprint of the workers that run a sequence; "" if it is not known."""

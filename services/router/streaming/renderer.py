@@ -12,10 +12,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton.domain.request import OutputToken
-from services.router.openai.response_builder import ResponseBuilder
-from services.router.openai.schemas import Usage
-from services.router.openai.valid_request import ValidRequest
-from services.router.text.choice_text import TokenEvent
+from baton.services.router.openai.response_builder import ResponseBuilder
+from baton.services.router.openai.schemas import Usage
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.text.choice_text import TokenEvent
 
 SAMPLE_TEXT = "\ue000text\ue001"
 """Private characters."""

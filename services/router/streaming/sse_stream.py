@@ -14,17 +14,17 @@ import structlog
 from starlette.types import Scope, Send
 
 from baton.domain.errors import ModelReplaced
+from baton.services.router.edge import sse
+from baton.services.router.edge.disconnect import CLOSE_TIMEOUT_S, hang_up
+from baton.services.router.edge.http_errors import error_response, is_internal_error
+from baton.services.router.edge.sink import AsgiSink, BodySink
+from baton.services.router.openai.request_parser import ParsedRequest
+from baton.services.router.openai.valid_request import StreamOptions
+from baton.services.router.streaming.cursor import Cursor
+from baton.services.router.streaming.renderer import EventRenderer
+from baton.services.router.streaming.token_stream import ANSWER_REPLACED, TokenStream
+from baton.services.router.text.choice_text import TokenEvent
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.edge import sse
-from services.router.edge.disconnect import CLOSE_TIMEOUT_S, hang_up
-from services.router.edge.http_errors import error_response, is_internal_error
-from services.router.edge.sink import AsgiSink, BodySink
-from services.router.openai.request_parser import ParsedRequest
-from services.router.openai.valid_request import StreamOptions
-from services.router.streaming.cursor import Cursor
-from services.router.streaming.renderer import EventRenderer
-from services.router.streaming.token_stream import ANSWER_REPLACED, TokenStream
-from services.router.text.choice_text import TokenEvent
 
 HEADER_GRACE_S = 1.0
 """Longest wait of the headers for a first token. An earlier error still is a status, and clients try again."""

@@ -26,15 +26,15 @@ from msgspec import UNSET, UnsetType
 from baton.domain.errors import BatonError, Broken, DeadlineExceeded, ModelReplaced, Superseded
 from baton.domain.request import FinishReason
 from baton.domain.scores.prompt_scores import PromptScores
-from services.router.edge.disconnect import ClientTooSlow, join_tasks
-from services.router.generation import TokenChunk
-from services.router.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
-from services.router.openai.valid_request import ValidRequest
-from services.router.streaming.answer_parser import answer_parser
-from services.router.streaming.prompt_scoring import PromptScoring
-from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
-from services.router.text.choice_text import ChoiceText, DroppedText, TokenEvent
-from services.router.text.text_model import TextModel
+from baton.services.router.edge.disconnect import ClientTooSlow, join_tasks
+from baton.services.router.generation import TokenChunk
+from baton.services.router.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.streaming.answer_parser import answer_parser
+from baton.services.router.streaming.prompt_scoring import PromptScoring
+from baton.services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
+from baton.services.router.text.choice_text import ChoiceText, DroppedText, TokenEvent
+from baton.services.router.text.text_model import TextModel
 
 MAX_QUEUED_EVENTS = 64
 """Events that wait as objects. Further ones of workers are packed; the journal is read no further."""

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import msgspec
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
+from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.parsers.base import ToolCall
 from baton.telemetry.metrics import UNREAD_BYTES
-from services.router.text.choice_text import TokenEvent
-from services.router.text.parsers.base import ToolCall
 
 MAX_UNREAD_LOGPROB_BYTES = 1 << 20
 """Most bytes of unread logprobs of one stream; a client that leaves more is hung up."""

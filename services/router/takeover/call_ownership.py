@@ -13,12 +13,12 @@ from collections.abc import Callable
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.lifecycle import RequestState
+from baton.services.router.openai.request_parser import RawRequest
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata
 from baton.store.notifier import wait_for_event
 from baton.store.store import CallRecord, CallStatus, Durability, SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
-from services.router.openai.request_parser import RawRequest
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata
 
 FIRST_EPOCH = 1
 

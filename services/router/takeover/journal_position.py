@@ -14,8 +14,8 @@ from dataclasses import replace
 from baton.domain.errors import ModelReplaced
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
+from baton.services.router.streaming.token_stream import ANSWER_REPLACED
 from baton.store.store import JournalPart
-from services.router.streaming.token_stream import ANSWER_REPLACED
 
 
 class JournalPosition:

@@ -16,12 +16,12 @@ import structlog
 
 from baton.domain.errors import Superseded, WorkerLost, from_code
 from baton.domain.ids import RequestId
+from baton.services.router.generation import TokenChunk
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.takeover.journal_position import JournalPosition
+from baton.services.router.takeover.takeover import Takeovers
 from baton.store.notifier import wait_for_event
 from baton.store.store import CallRecord, CallStore, JournalPart, StoreUnavailable
-from services.router.generation import TokenChunk
-from services.router.openai.valid_request import ValidRequest
-from services.router.takeover.journal_position import JournalPosition
-from services.router.takeover.takeover import Takeovers
 
 JOURNAL_WAIT_S = 0.5
 """Longest wait for new tokens before the call is checked."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId, RequestId
-from services.router.generation import SequenceSpec
+from baton.services.router.generation import SequenceSpec
 
 OnSuperseded = Callable[[Superseded], None]
 

@@ -28,20 +28,20 @@ from baton.domain.errors import (
 )
 from baton.domain.ids import AttemptId, Ballot, RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
+from baton.services.router.edge.disconnect import join_tasks
+from baton.services.router.edge.http_errors import AnswerLost, ForeignCall
+from baton.services.router.generation import Dispatcher, SequenceSpec
+from baton.services.router.openai.request_parser import RequestParser
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.streaming.generation_source import GenerationSource
+from baton.services.router.streaming.token_stream import TokenStream
+from baton.services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
+from baton.services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
+from baton.services.router.takeover.supersede_listener import SupersedeListener
+from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
-from services.router.edge.disconnect import join_tasks
-from services.router.edge.http_errors import AnswerLost, ForeignCall
-from services.router.generation import Dispatcher, SequenceSpec
-from services.router.openai.request_parser import RequestParser
-from services.router.openai.valid_request import ValidRequest
-from services.router.streaming.generation_source import GenerationSource
-from services.router.streaming.token_stream import TokenStream
-from services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
-from services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
-from services.router.takeover.supersede_listener import SupersedeListener
-from services.router.text.text_model import TextModel
 
 FOREIGN_WAIT_S = 0.4
 """How long a call of another tokenizer may stay abandoned. Below the grace of headers: its client gets a status."""

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.generation import TokenChunk
-from services.router.text.detokenizer import Detokenizer
-from services.router.text.parsers.base import AnswerParser, ParsedPiece, ToolCall
-from services.router.text.stop_strings import StopMatcher
+from baton.services.router.generation import TokenChunk
+from baton.services.router.text.detokenizer import Detokenizer
+from baton.services.router.text.parsers.base import AnswerParser, ParsedPiece, ToolCall
+from baton.services.router.text.stop_strings import StopMatcher
 
 _NOTHING = ParsedPiece()
 

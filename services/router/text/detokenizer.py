@@ -16,7 +16,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from services.router.text.token_table import TokenTable
+from baton.services.router.text.token_table import TokenTable
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

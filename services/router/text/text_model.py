@@ -16,11 +16,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from baton.domain.errors import InvalidRequest
-from baton.settings.text_digest import text_digest
-from services.router.text.byte_alphabet import BYTE_OF
-from services.router.text.chat_template import ChatTemplate, Message, RenderOptions
-from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from services.router.text.parsers.registry import (
+from baton.services.router.text.byte_alphabet import BYTE_OF
+from baton.services.router.text.chat_template import ChatTemplate, Message, RenderOptions
+from baton.services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from baton.services.router.text.parsers.registry import (
     AUTO,
     HARMONY,
     REASONING_FIELDS,
@@ -29,9 +28,10 @@ from services.router.text.parsers.registry import (
     reasoning_format,
     tool_format,
 )
-from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
-from services.router.text.token_lower_bound import read_token_lower_bound
-from services.router.text.token_table import TokenTable
+from baton.services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from baton.services.router.text.token_lower_bound import read_token_lower_bound
+from baton.services.router.text.token_table import TokenTable
+from baton.settings.text_digest import text_digest
 
 Json = Mapping[str, object]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
-from services.router.text.byte_alphabet import BYTE_OF
+from baton.services.router.text.byte_alphabet import BYTE_OF
 
 Json = Mapping[str, object]
 

@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from services.router.edge.http_protocol import BoundedHttpProtocol
-from services.router.edge.sink import BODY_SINK, AsgiSink, BodySink, body_sink
-from services.router.edge.transport_sink import TransportSink
+from baton.services.router.edge.http_protocol import BoundedHttpProtocol
+from baton.services.router.edge.sink import BODY_SINK, AsgiSink, BodySink, body_sink
+from baton.services.router.edge.transport_sink import TransportSink
 
 TIMEOUT_S = 10.0
 PIECE = b"x" * 16_384

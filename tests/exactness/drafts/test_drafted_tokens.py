@@ -18,7 +18,7 @@ from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.loading.self_check import VerificationBits
-from services.local.pair import LocalPair, PairLimits
+from baton.services.local.pair import LocalPair, PairLimits
 from tests.kernels import kernel_levels
 from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter
 from tests.tiny_models import VOCAB_SIZE, save_random_model

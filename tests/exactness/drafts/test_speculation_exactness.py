@@ -21,8 +21,8 @@ from baton.domain.request import OutputToken, SamplingParams, StopParams
 from baton.grammar import sources
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
+from baton.services.local.pair import LocalPair, PairLimits
 from baton.transfer.nixl_agent import nixl_available
-from services.local.pair import LocalPair, PairLimits
 from tests.cluster import Cluster, completion_tokens
 from tests.exactness.constrained_reference import ConstrainedReference, Draw
 from tests.stream_client import ask, resume, tokens

@@ -10,12 +10,12 @@ from baton.engine.file_tier.controller import TierController
 from baton.kv.file_tier.tier import CacheTier
 from baton.kv.memory import PageMemory
 from baton.model.loading.config import DtypeChoice
+from baton.services.local import llm as local_llm
+from baton.services.local.pair import LocalPair, PairLimits
+from baton.services.prefill.loop import PrefillLoop
 from baton.settings.tiers import TierWrite
 from baton.telemetry import metrics
 from baton.transfer.host_tier.mover import HostMover
-from services.local import llm as local_llm
-from services.local.pair import LocalPair, PairLimits
-from services.prefill.loop import PrefillLoop
 from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, make_prompts, stock_tokens
 
 pytestmark = pytest.mark.exactness

@@ -12,9 +12,9 @@ import pytest
 from baton.domain.ids import Incarnation, PageKey
 from baton.kv.keys import page_keys
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.router.dispatch.cache_index.reader import CacheEventReaders
+from baton.services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from baton.store.connect import connect
-from services.router.dispatch.cache_index.reader import CacheEventReaders
-from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from tests.cluster import Cluster, eventually
 
 pytestmark = pytest.mark.integration

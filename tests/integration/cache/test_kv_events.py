@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from baton.kv.keys import page_keys
+from baton.services.cli.plan import free_ports
 from baton.worker.kv_events.wire import block_hash
-from services.cli.plan import free_ports
 from tests.cluster import Cluster, eventually
 
 pytestmark = pytest.mark.integration

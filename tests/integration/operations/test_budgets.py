@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.bundled import MODEL_DIR
-from services.cli.main import run
+from baton.services.cli.main import run
 from tests.cluster import Cluster
 from tests.exactness.reference import Reference
 from tests.integration.operations.steady_load import Client, ReferenceCall, prompt_of, steady_load
@@ -120,7 +120,7 @@ def test_no_request_fails_while_budgets_flip(tmp_path: Path, calls: list[Referen
 
 def test_the_command_shows_and_refuses_by_name(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
-        command = [sys.executable, "-m", "services.cli.main", "role", f"--redis-url={cluster.redis.url}"]
+        command = [sys.executable, "-m", "baton.services.cli.main", "role", f"--redis-url={cluster.redis.url}"]
 
         def ask(*words: str) -> tuple[int, str]:
             completed = subprocess.run([*command, *words], capture_output=True, text=True, timeout=60.0, check=False)

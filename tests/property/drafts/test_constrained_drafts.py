@@ -19,11 +19,11 @@ from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
-from services.decode.effects import EmitTokens
-from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.kv_import import LocalPrompt
-from services.decode.rows.rules import RowRules
-from services.decode.scheduler import DecodeScheduler
+from baton.services.decode.effects import EmitTokens
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.kv_import import LocalPrompt
+from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.scheduler import DecodeScheduler
 from tests import grammars
 from tests.property.drafts.drafters import AdversarialDrafter
 

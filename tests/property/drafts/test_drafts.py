@@ -14,8 +14,8 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.drafts.base import Drafter
 from baton.kv.pages import Owner
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.rows.order import RowOrder
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.rows.order import RowOrder
 from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import (

@@ -14,9 +14,9 @@ from baton.kv.events.source import EventSource
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.router.dispatch.cache_index.index import CacheIndex
+from baton.services.router.dispatch.cache_index.reader import CacheEventReader
 from baton.worker.server import encode_delta
-from services.router.dispatch.cache_index.index import CacheIndex
-from services.router.dispatch.cache_index.reader import CacheEventReader
 from tests.tiny_workers import PAGE_SIZE
 
 NUM_PAGES, NUM_STEPS, RING = 8, 150, 6

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from baton.domain.worker import WorkerBudgets
-from services.decode.kv_import import Busy
+from baton.services.decode.kv_import import Busy
 from tests.property.machines.decode_checks import MAX_ROWS
 from tests.property.machines.decode_machine import PROMPTS, DecodeMachine
 from tests.property.machines.prefill_machine import PrefillMachine

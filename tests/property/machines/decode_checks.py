@@ -21,13 +21,13 @@ from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, Confir
 from baton.engine.messages import Fail
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.kv.pages import Owner
+from baton.services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.order import RowOrder
+from baton.services.decode.scheduler import DecodeScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.page_faults import PageFaults
-from services.decode.rows.order import RowOrder
-from services.decode.scheduler import DecodeScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,
     PAGE_SIZE,

@@ -14,8 +14,8 @@ from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.kv.growth import GrowthPolicy
 from baton.kv.keys import page_keys
 from baton.kv.pages import Owner
+from baton.services.decode.kv_import import Busy, Reserved, SealInfo
 from baton.transfer.base import Pull, PullOutcome
-from services.decode.kv_import import Busy, Reserved, SealInfo
 from simulation.runtime.page_memory import SimMemory
 from tests.property.machines.decode_checks import MAX_ROWS, Case, CheckedDecode, Client
 from tests.tiny_workers import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import StopParams
-from services.decode.effects import AskCommit
+from baton.services.decode.effects import AskCommit
 from tests.property.machines.split_pair import LEASE_S, Client, Renewal, SplitPair
 from tests.tiny_workers import PAGE_SIZE, assert_idle, engine_request
 

@@ -18,9 +18,9 @@ from baton.engine.handoff.export_events import ExportExpired, Seal
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler, Progress
 from baton.transfer.digest import page_digest
-from services.prefill.policy import PolicySettings, PrefillPolicy
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Progress
 from tests.tiny_workers import (
     NUM_PAGES,
     PAGE_BYTES,

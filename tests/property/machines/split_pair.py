@@ -22,14 +22,14 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail as DecodeFail
 from baton.engine.messages import Fail as PrefillFail
 from baton.kv.keys import page_keys
+from baton.services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import Reserved, SealInfo
+from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import mismatches
-from services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportTable
-from services.decode.kv_import import Reserved, SealInfo
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,
     PAGE_SIZE,

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from baton.domain.worker import WorkerBudgets
-from services.decode.import_policy import ImportPolicy
-from services.decode.import_table import ImportLimits, ImportTable
-from services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.services.decode.import_policy import ImportPolicy
+from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from tests.property.machines.budget_machines import BudgetedDecodeMachine, BudgetedPrefillMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
 

@@ -16,11 +16,11 @@ from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
 from baton.store.store import NO_BALLOT, CallRecord, CallStatus, JournalEntry, RecordLost, SequenceRecord, StateStore
-from services.cli.processes.local_redis import LocalRedis
 from simulation.nodes.lua_store import LuaStore
 from tests.redis_server import running_redis
 

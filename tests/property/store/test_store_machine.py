@@ -17,11 +17,11 @@ from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.lifecycle import TABLE, RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
+from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
 from baton.store.store import RecordLost, SequenceRecord, WorkerIdInUse
-from services.cli.processes.local_redis import LocalRedis
 from tests.redis_server import running_redis
 
 OPTIONS = StoreOptions(retention_s=60.0, worker_ttl_s=20.0, timeout_s=10.0)

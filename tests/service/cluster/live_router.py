@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx2
 
+from baton.services.router.app import listen, run
+from baton.services.router.settings import RouterSettings
+from baton.services.router.text.text_model import TextModel
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
-from services.router.app import listen, run
-from services.router.settings import RouterSettings
-from services.router.text.text_model import TextModel
 from tests.mock_workers import MODEL, MockCluster, MockDecode, MockPrefill
 from tests.unit.router.text.text_models import bundled
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from baton.services.router.app import listen, run, serve
+from baton.services.router.edge.api_keys import make_entry, new_key
+from baton.services.router.settings import RouterSettings
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
-from services.router.app import listen, run, serve
-from services.router.edge.api_keys import make_entry, new_key
-from services.router.settings import RouterSettings
 from tests.mock_workers import MODEL, Hold, MockCluster, MockDecode, MockPrefill, Phase, ScriptedAction
 from tests.service.cluster.live_router import TIMEOUT_S, bearer
 from tests.unit.router.text.text_models import bundled

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from baton.domain.worker import Activity, PageCounts
+from baton.services.router.cluster.feed import MAX_VIEWERS
+from baton.services.router.cluster.snapshot import ClusterSnapshot
+from baton.services.router.edge.api_keys import make_entry, new_key
 from baton.telemetry.request_trace import RequestTrace, Stage
-from services.router.cluster.feed import MAX_VIEWERS
-from services.router.cluster.snapshot import ClusterSnapshot
-from services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Fail, Hold, Phase, ScriptedAction
 from tests.service.cluster.live_router import TIMEOUT_S, LiveRouter, bearer, live_router
 

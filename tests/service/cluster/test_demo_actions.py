@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.processes.demo_control import DemoServer
-from services.cli.processes.supervisor import ChildCommand, Supervisor
+from baton.services.cli.processes.demo_control import DemoServer
+from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 from tests.service.cluster.live_router import TIMEOUT_S, live_router
 
 pytestmark = pytest.mark.timeout(60)

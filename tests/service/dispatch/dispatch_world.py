@@ -15,6 +15,15 @@ from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.trace_context import TraceContext
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.router.admission.admission_queue import AdmissionLimits
+from baton.services.router.admission.slot import SlotSpec
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
+from baton.services.router.dispatch.link_breaker import LinkBreakerLimits
+from baton.services.router.dispatch.reserve import ReserveLimits
+from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
+from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from baton.session.wires.grpc_wire import GrpcWire
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
@@ -22,15 +31,6 @@ from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Stage
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.admission.admission_queue import AdmissionLimits
-from services.router.admission.slot import SlotSpec
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
-from services.router.dispatch.link_breaker import LinkBreakerLimits
-from services.router.dispatch.reserve import ReserveLimits
-from services.router.dispatch.sessions.decode_sessions import DecodeSessions
-from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
-from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from tests.mock_workers import (
     MODEL,
     MockCluster,

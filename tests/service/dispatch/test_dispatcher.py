@@ -14,7 +14,7 @@ from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.kv.keys import page_keys
 from baton.rpc.request_metadata import ATTEMPT_KEY, HTTP_REQUEST_ID_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY
-from services.router.generation import TokenChunk
+from baton.services.router.generation import TokenChunk
 from tests.mock_workers import (
     PAGE_SIZE,
     Busy,

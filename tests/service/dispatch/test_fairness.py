@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import Overloaded
+from baton.services.router.admission.admission_queue import AdmissionLimits
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.generation import SequenceSpec
 from baton.telemetry.metrics import REGISTRY
-from services.router.admission.admission_queue import AdmissionLimits
-from services.router.admission.tenants import TenantLimits, TenantTable
-from services.router.generation import SequenceSpec
 from tests.mock_workers import Hold, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import LIMITS, REQUEST_BYTES, World, consume, sequence, world
 

@@ -15,14 +15,14 @@ import pytest
 
 from baton.domain.worker import WorkerRole
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
+from baton.services.router.dispatch.placement import PlacementQuery
+from baton.services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
+from baton.services.router.generation import TokenChunk
 from baton.store.connect import connect
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_trace import Stage
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
-from services.router.dispatch.placement import PlacementQuery
-from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
-from services.router.generation import TokenChunk
 from tests.mock_worker_process import BUSY_S, OPTIONS, MockWorkerProcess, mock_worker_process
 from tests.mock_workers import MODEL, Phase
 from tests.redis_server import running_redis

@@ -18,8 +18,8 @@ import pytest
 from baton.domain.errors import LinkBroken, WorkerLost
 from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.rpc.gen import decode_pb2
-from services.router.dispatch.link_breaker import LinkBreakerLimits
-from services.router.dispatch.reserve import ReserveLimits
+from baton.services.router.dispatch.link_breaker import LinkBreakerLimits
+from baton.services.router.dispatch.reserve import ReserveLimits
 from tests.mock_workers import Fail, Hold, MockDecode, Phase, ScriptedAction, failure
 from tests.service.dispatch.dispatch_world import (
     LIMITS,

@@ -11,11 +11,11 @@ import pytest
 
 from baton.domain.errors import DeadlineExceeded, Overloaded
 from baton.domain.lifecycle import RequestState
+from baton.services.router.admission.admission_queue import AdmissionLimits
+from baton.services.router.dispatch.reserve import MAX_ASKING
+from baton.services.router.edge.body_budget import BodyBudget
+from baton.services.router.routes import MAX_BODIES
 from baton.telemetry.metrics import REGISTRY
-from services.router.admission.admission_queue import AdmissionLimits
-from services.router.dispatch.reserve import MAX_ASKING
-from services.router.edge.body_budget import BodyBudget
-from services.router.routes import MAX_BODIES
 from tests.mock_workers import Busy, Hold, MockDecode, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,

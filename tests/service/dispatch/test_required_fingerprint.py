@@ -14,10 +14,10 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
 from baton.domain.worker import WorkerBudgets
-from services.router.admission.admission_queue import AdmissionLimits
-from services.router.dispatch.reserve import MAX_ASKING
-from services.router.edge.http_errors import error_response
-from services.router.generation import SequenceSpec, TokenChunk
+from baton.services.router.admission.admission_queue import AdmissionLimits
+from baton.services.router.dispatch.reserve import MAX_ASKING
+from baton.services.router.edge.http_errors import error_response
+from baton.services.router.generation import SequenceSpec, TokenChunk
 from tests.mock_workers import Busy, Crash, Hold, MockDecode, Phase, ScriptedAction, token_at
 from tests.service.dispatch.dispatch_world import (
     LIMITS,

@@ -18,8 +18,8 @@ from baton.domain.errors import (
 )
 from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.domain.lifecycle import RequestState
+from baton.services.router.dispatch.reserve import ReserveLimits
 from baton.telemetry.request_trace import Stage
-from services.router.dispatch.reserve import ReserveLimits
 from tests.lateness import in_time
 from tests.mock_workers import (
     Busy,

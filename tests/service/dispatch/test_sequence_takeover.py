@@ -10,8 +10,8 @@ from baton.domain.errors import DeadlineExceeded, Overloaded
 from baton.domain.ids import AttemptId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
+from baton.services.router.generation import SequenceSpec
 from baton.store.store import JournalPart
-from services.router.generation import SequenceSpec
 from tests.mock_workers import Hold, Phase, ScriptedAction, token_at
 from tests.service.dispatch.dispatch_world import (
     ONE_AT_A_TIME,

@@ -15,13 +15,13 @@ import structlog
 import uvicorn
 from openai import AsyncOpenAI
 
+from baton.services.router.edge.http_protocol import BoundedHttpProtocol
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.routes import make_app
+from baton.services.router.text.text_model import TextModel
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_trace import RequestTrace
-from services.router.edge.http_protocol import BoundedHttpProtocol
-from services.router.frontend import ApiLimits
-from services.router.routes import make_app
-from services.router.text.text_model import TextModel
 from tests.fake_dispatcher import DispatchScript, FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled

@@ -19,14 +19,14 @@ from tokenizers.models import WordLevel
 
 from baton.domain.errors import BatonError
 from baton.rpc.gen import decode_pb2
+from baton.services.router.app import listen, run
+from baton.services.router.edge.api_keys import KEY_PREFIX, make_entry, new_key
+from baton.services.router.settings import RouterSettings
+from baton.services.router.text.text_model import TextModel
 from baton.settings.base import SettingsError
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.telemetry import metrics
-from services.router.app import listen, run
-from services.router.edge.api_keys import KEY_PREFIX, make_entry, new_key
-from services.router.settings import RouterSettings
-from services.router.text.text_model import TextModel
 from tests.mock_workers import MODEL, PAGE_SIZE, MockCluster, MockDecode, MockPrefill
 from tests.service.http.http_server import error_of
 

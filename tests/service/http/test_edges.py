@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.router.settings import RouterSettings
+from baton.services.router.settings import RouterSettings
 from tests.service.http.http_server import MODEL, error_of, router, says
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -129,7 +129,7 @@ async def test_an_end_without_a_finish_reason_is_an_internal_error():
 
 
 async def test_the_deadline_holds_without_the_dispatcher(monkeypatch):
-    monkeypatch.setattr("services.router.streaming.token_stream.DEADLINE_GRACE_S", 0.0)
+    monkeypatch.setattr("baton.services.router.streaming.token_stream.DEADLINE_GRACE_S", 0.0)
     gate = asyncio.Event()
     async with router(lambda sequence: [WaitForGate(gate)], request_deadline_s=0.05, ping_interval_s=0.01) as world:
         assert error_of(await world.chat(n=2))["code"] == "deadline_exceeded"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.router.edge import body, http_protocol, lingering_close
+from baton.services.router.edge import body, http_protocol, lingering_close
 from tests.fake_dispatcher import WaitForGate, one_token_chunks
 from tests.service.http.http_server import RouterServer, router, says, tokens_of
 

@@ -8,8 +8,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
+from baton.services.router.generation import TokenChunk
 from baton.telemetry import metrics
-from services.router.generation import TokenChunk
 from tests.fake_dispatcher import EmitChunk, WaitForGate, one_token_chunks
 from tests.service.http.http_server import MODEL, error_of, events_of, router, says, text_of, tokens_of
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from baton.domain.request import FinishReason
-from services.router.generation import TokenChunk
+from baton.services.router.generation import TokenChunk
 from tests.fake_dispatcher import EmitChunk
 from tests.service.http.http_server import MODEL, router, says, tokens_of
 from tests.unit.router.text.text_models import marked

@@ -13,10 +13,10 @@ import pytest
 
 from baton.domain.errors import WorkerLost
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
+from baton.services.router.edge import disconnect, http_protocol
+from baton.services.router.generation import SequenceSpec, TokenChunk
+from baton.services.router.streaming import sse_stream, token_stream, unread_buffer
 from baton.telemetry.metrics import REGISTRY
-from services.router.edge import disconnect, http_protocol
-from services.router.generation import SequenceSpec, TokenChunk
-from services.router.streaming import sse_stream, token_stream, unread_buffer
 from tests.fake_dispatcher import EmitChunk, RaiseError, ScriptStep
 from tests.service.http.http_server import RouterServer, router, says
 
@@ -98,7 +98,7 @@ async def test_an_error_event_that_is_not_read_ends_the_connection(monkeypatch: 
     monkeypatch.setattr(sse_stream, "CLOSE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(token_stream, "DEADLINE_GRACE_S", 0.0)
     monkeypatch.setattr(token_stream, "DISCONNECT_GRACE_S", 0.0)
-    monkeypatch.setattr("services.router.respond.DISCONNECT_GRACE_S", 0.0)
+    monkeypatch.setattr("baton.services.router.respond.DISCONNECT_GRACE_S", 0.0)
     async with router(
         lambda sequence: [*long_answer(sequence)[:-1], RaiseError(WorkerLost("gone"))], request_deadline_s=1.0
     ) as world:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.domain.constraint import GrammarPhase
-from services.router.openai.constraint import checker
+from baton.services.router.openai.constraint import checker
 from tests.fake_dispatcher import one_token_chunks
 from tests.service.http.http_server import router, says, tokens_of
 

@@ -30,7 +30,7 @@ def checked_error(text: str) -> None:
 async def test_an_unreachable_worker_is_told_in_our_words(
     tmp_path: Path, stream: bool, lost: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.router.limits.WORKER_WAIT_S", 0.5)
+    monkeypatch.setattr("baton.services.router.limits.WORKER_WAIT_S", 0.5)
     async with router_cluster(tmp_path, num_routers=1) as w:
         worker = w.cluster.prefills[0] if lost == "prefill" else w.decode
         await worker.stop()

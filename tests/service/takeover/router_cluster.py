@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from baton.domain.ids import RequestId
+from baton.services.router.app import listen, run
+from baton.services.router.settings import RouterSettings
+from baton.services.router.text.text_model import TextModel
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import CallRecord, CallStatus, StateStore
-from services.router.app import listen, run
-from services.router.settings import RouterSettings
-from services.router.text.text_model import TextModel
 from tests.mock_workers import MODEL, MockCluster, MockDecode, MockPrefill, ScriptedAction
 from tests.service.takeover.flaky_store import PartitionedStore
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.cli.chat.client import ChatClient
+from baton.services.cli.chat.client import ChatClient
 from tests.mock_workers import MODEL, Hold, Phase, ScriptedAction
 from tests.service.takeover.router_cluster import COMPLETIONS, TIMEOUT_S, Router, router_cluster, undisturbed
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from baton.domain.ids import AttemptId, RequestId, first_attempt
+from baton.services.router.edge.api_keys import make_entry, new_key
+from baton.services.router.streaming.cursor import Cursor
 from baton.store.store import CallStatus
 from baton.telemetry.metrics import REGISTRY
-from services.router.edge.api_keys import make_entry, new_key
-from services.router.streaming.cursor import Cursor
 from tests.mock_workers import Fail, Hold, Phase, ScriptedAction, token_at
 from tests.service.takeover.router_cluster import (
     CHAT,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.services.cli.bench.results.intervals import Interval
 from bench.engine.arms import HostArm, PrefillArm
 from bench.goals import GOALS, UNMEASURED, Goal, findings_for
 from bench.harness.rotations import Block, Finding, Remark, save
@@ -26,7 +27,6 @@ from bench.router import overhead
 from bench.system import exposed_transfer, goodput, interference, prefix_cache
 from bench.system.deployments import MIXED, SPLIT, UNCHUNKED
 from bench.transfer import throughput
-from services.cli.bench.results.intervals import Interval
 
 ROOT = Path(__file__).resolve().parents[3]
 PNG = b"\x89PNG"

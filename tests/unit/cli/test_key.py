@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from baton.services.cli.key import OWN_TENANT, own_keys
+from baton.services.cli.main import run
+from baton.services.cli.plan import SharedFlags, make_plan
+from baton.services.cli.settings import UpSettings
+from baton.services.router.edge.api_keys import ApiKeys, make_entry, new_key
 from baton.settings.base import SettingsError
-from services.cli.key import OWN_TENANT, own_keys
-from services.cli.main import run
-from services.cli.plan import SharedFlags, make_plan
-from services.cli.settings import UpSettings
-from services.router.edge.api_keys import ApiKeys, make_entry, new_key
 
 
 def test_the_line_lets_the_key_in(tmp_path, capsys):

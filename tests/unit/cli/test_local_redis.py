@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import run
-from services.cli.processes.local_redis import find_server
+from baton.services.cli.main import run
+from baton.services.cli.processes.local_redis import find_server
 
 
 def put(path: Path) -> Path:

@@ -9,12 +9,12 @@ import types
 import pytest
 
 from baton.domain.errors import Broken
+from baton.services.cli import serve
+from baton.services.cli.errors import StartFailed, explain
+from baton.services.cli.main import run
+from baton.services.cli.processes import local_redis
+from baton.services.cli.settings import COMMANDS
 from baton.settings.base import SettingsError, known_variables
-from services.cli import serve
-from services.cli.errors import StartFailed, explain
-from services.cli.main import run
-from services.cli.processes import local_redis
-from services.cli.settings import COMMANDS
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def no_variables(monkeypatch):
 
 @pytest.fixture
 def service(monkeypatch):
-    """Fakes for `services.*.app`; returns their settings, in order, with the process's cores and threads."""
+    """Fakes for `baton.services.*.app`; returns their settings, in order, with the process's cores and threads."""
     seen = []
 
     async def serve_settings(settings):
@@ -33,7 +33,7 @@ def service(monkeypatch):
         return 3
 
     for name in ("router", "prefill", "decode"):
-        module = types.ModuleType(f"services.{name}.app")
+        module = types.ModuleType(f"baton.services.{name}.app")
         monkeypatch.setattr(module, "serve", serve_settings, raising=False)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(serve, "configure_logging", lambda *args: seen.append(args))
@@ -127,7 +127,8 @@ def test_errors_become_messages_and_exit_codes():
 
 def test_the_router_needs_no_torch():
     program = (
-        "import sys, services.cli.main; print([m for m in ('torch', 'transformers', 'nixl_cu12') if m in sys.modules])"
+        "import sys, baton.services.cli.main; "
+        "print([m for m in ('torch', 'transformers', 'nixl_cu12') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from baton.services.cli import serve
+from baton.services.cli.forwarded_flags import DECIDED, SERVICES
+from baton.services.cli.main import build_app, run
+from baton.services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, plan_cores, share_cores
+from baton.services.cli.settings import UpSettings
+from baton.services.decode.settings import DecodeSettings
 from baton.settings.groups import ServiceSettings
-from services.cli import serve
-from services.cli.forwarded_flags import DECIDED, SERVICES
-from services.cli.main import build_app, run
-from services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, plan_cores, share_cores
-from services.cli.settings import UpSettings
-from services.decode.settings import DecodeSettings
 
 SHARED = SharedFlags("unix:///tmp/s", Path("/tmp/s.secret"))
 
@@ -37,7 +37,7 @@ def test_every_command_is_accepted_by_serve_with_its_settings(served):
     plan = make_plan(settings, SHARED, cores=[0, 1])
     assert [command.name for command in plan.commands] == ["prefill-0", "prefill-1", "decode-0", "router"]
     for command in plan.commands:
-        assert command.arguments[:3] == (sys.executable, "-m", "services.cli.main")
+        assert command.arguments[:3] == (sys.executable, "-m", "baton.services.cli.main")
         assert run(command.arguments[3:]) == 0
     assert [name for name, _ in served.values()] == ["prefill", "prefill", "decode", "router"]
     *workers, router = [settings for _, settings in served.values()]

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from services.cli.main import run
+from baton.services.cli.main import run
 
 
 def test_one_message_is_answered(capsys: pytest.CaptureFixture[str]):

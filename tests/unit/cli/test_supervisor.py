@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.processes.supervisor import Child, ChildCommand, Supervisor
+from baton.services.cli.processes.supervisor import Child, ChildCommand, Supervisor
 
 DEADLINE_S = 20.0
 
@@ -31,7 +31,7 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 ORPHANING = """
 import asyncio, os, sys
 from pathlib import Path
-from services.cli.processes.supervisor import ChildCommand, Supervisor
+from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]))

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from baton.services.cli import up as up_module
+from baton.services.cli.errors import StartFailed
+from baton.services.cli.plan import LaunchPlan, free_ports
+from baton.services.cli.processes.supervisor import Child, ChildCommand, Supervisor
+from baton.services.cli.settings import UpSettings
+from baton.services.cli.up import run_plan
+from baton.services.router.settings import RouterSettings
 from baton.settings.trust import read_trust
-from services.cli import up as up_module
-from services.cli.errors import StartFailed
-from services.cli.plan import LaunchPlan, free_ports
-from services.cli.processes.supervisor import Child, ChildCommand, Supervisor
-from services.cli.settings import UpSettings
-from services.cli.up import run_plan
-from services.router.settings import RouterSettings
 
 TINY = Path(__file__).with_name("tiny_service.py")
 DEADLINE_S = 30.0

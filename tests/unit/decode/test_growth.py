@@ -10,8 +10,8 @@ from baton.domain.arithmetic import ceil_div
 from baton.domain.request import StopParams
 from baton.engine.messages import Fail
 from baton.kv.growth import FIRST_SHARE, MIN_LENGTHS, MIN_RATIO, GrowthPolicy, GrowthReserve, RowGrowth
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.kv_import import Busy, Reserved
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.kv_import import Busy, Reserved
 from tests.property.machines.decode_checks import TOKEN_BUDGET
 from tests.tiny_workers import (
     PAGE_SIZE,

@@ -19,10 +19,10 @@ from baton.kv.page_tags import TAG_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata
+from baton.services.decode.commands import DecodeCommand, SourceLost
+from baton.services.decode.handoff_client import HandoffClient
 from baton.worker.handoff.links import PeerLink
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.commands import DecodeCommand, SourceLost
-from services.decode.handoff_client import HandoffClient
 
 ONE, TWO = (AttemptId(RequestId(name), 1) for name in ("one", "two"))
 CHUNK = handoff_pb2.HandoffEvent(chunk=handoff_pb2.ChunkReady(first_page=0, pages=[3], digests=[7]))

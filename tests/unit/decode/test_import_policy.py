@@ -11,9 +11,9 @@ from baton.domain.request import FinishReason, OutputToken, SampledToken, StopPa
 from baton.engine.handoff.import_effects import AbortHandoff, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
+from baton.services.decode.effects import AskCommit, DecodeEffect, ReportImported
+from baton.services.decode.kv_import import ProofKind, Reserved, SealInfo
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import AskCommit, DecodeEffect, ReportImported
-from services.decode.kv_import import ProofKind, Reserved, SealInfo
 from tests.tiny_workers import PAGE_SIZE, TinyDecode, assert_idle, engine_request, tiny_decode
 
 SOURCE = WorkerId("prefill-0")

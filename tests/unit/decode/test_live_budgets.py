@@ -14,11 +14,11 @@ from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
+from baton.services.decode.commands import Claim, DecodeCommand
+from baton.services.decode.effects import EmitTokens, OutwardEffect
+from baton.services.decode.kv_import import Busy, Reserved
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.worker.budget_control import ChangeBudgets
-from services.decode.commands import Claim, DecodeCommand
-from services.decode.effects import EmitTokens, OutwardEffect
-from services.decode.kv_import import Busy, Reserved
-from services.decode.loop import DecodeHooks, DecodeLoop
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, assert_idle, engine_request, expected_output, tiny_decode
 
 STOP = StopParams(max_tokens=3)

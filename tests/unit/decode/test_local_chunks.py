@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from baton.domain.request import StopParams
 from baton.domain.timing.step_time import StepShape
 from baton.engine.chunking import ChunkBudget, ChunkPolicy
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.kv_import import Reserved
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.kv_import import Reserved
 from tests.tiny_workers import (
     PAGE_SIZE,
     REPEATABLE_SETTINGS,

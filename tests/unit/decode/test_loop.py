@@ -13,10 +13,10 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
-from services.decode.commands import Claim, DecodeCommand
-from services.decode.effects import EmitTokens, OutwardEffect
-from services.decode.kv_import import Reserved
-from services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.commands import Claim, DecodeCommand
+from baton.services.decode.effects import EmitTokens, OutwardEffect
+from baton.services.decode.kv_import import Reserved
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from tests.tiny_workers import PAGE_BYTES, TinyDecode, engine_request, expected_output, tiny_decode
 
 

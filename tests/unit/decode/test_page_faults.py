@@ -15,11 +15,11 @@ from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
 from baton.kv.tiers import HostTier
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.kv_import import Reserved, SealInfo
+from baton.services.decode.scheduler import SendBackReason
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.kv_import import Reserved, SealInfo
-from services.decode.scheduler import SendBackReason
 from tests.tiny_workers import (
     PAGE_SIZE,
     TinyDecode,

@@ -13,10 +13,10 @@ from baton.engine.handoff.import_effects import AskVerdict
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.page_tags import TAG_BYTES, page_identities
+from baton.services.decode.effects import DecodeEffect
+from baton.services.decode.import_policy import ImportPolicy, ImportRules
+from baton.services.decode.kv_import import Reserved
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import DecodeEffect
-from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.kv_import import Reserved
 from tests.tiny_workers import PAGE_SIZE, TinyDecode, engine_request, tiny_decode
 
 SOURCE = WorkerId("prefill-0")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.request import StopParams
-from services.decode.rows.order import AGEING_S, MIN_TOKENS, RowOrder
+from baton.services.decode.rows.order import AGEING_S, MIN_TOKENS, RowOrder
 from tests.tiny_workers import TinyDecode, assert_idle, engine_request, expected_output, tiny_decode
 from tests.unit.decode.test_scheduler import board, run_to_the_end, tokens_of
 

@@ -9,10 +9,10 @@ from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken, StopParams
 from baton.engine.batch import StepOutput
 from baton.engine.messages import Fail
+from baton.services.decode.effects import DecodeEffect, EmitTokens
+from baton.services.decode.kv_import import Busy, Reserved, SealInfo
+from baton.services.decode.scheduler import SendBackReason
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.kv_import import Busy, Reserved, SealInfo
-from services.decode.scheduler import SendBackReason
 from tests.tiny_workers import (
     TinyDecode,
     assert_idle,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.cli.processes.local_redis import find_server
+from baton.services.cli.processes.local_redis import find_server
 from tests.redis_server import require_redis
 from tests.unit.deploy.chart import component, container, render, workloads
 

@@ -7,13 +7,13 @@ import urllib.request
 
 import pytest
 
+from baton.services.cli.main import build_app
+from baton.services.cli.settings import COMMANDS, SERVICES
+from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
+from baton.services.router.openapi import openapi_document
 from baton.settings.base import known_variables, refuse_unknown_variables
 from baton.settings.groups import ServiceSettings, WorkerSettings
 from baton.telemetry.metrics_server import start_metrics_server
-from services.cli.main import build_app
-from services.cli.settings import COMMANDS, SERVICES
-from services.router.edge.auth_middleware import PUBLIC_PATHS
-from services.router.openapi import openapi_document
 from tests.unit.deploy.chart import EXAMPLES, component, container, environment, pod, render, services
 
 MANY_NODES = "values-many-nodes.yaml"

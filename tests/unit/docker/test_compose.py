@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
+from baton.services.cli.main import build_app
+from baton.services.cli.settings import COMMANDS, SERVICES
 from baton.settings.base import known_variables, refuse_unknown_variables
 from baton.settings.groups import ANY_ADDRESS, ServiceSettings, WorkerSettings
-from services.cli.main import build_app
-from services.cli.settings import COMMANDS, SERVICES
 from tests.unit.docker.stack import COMPOSE, DOCKER, GPU, PROMETHEUS, SECRET, SHARED, environment, seconds
 
 WORKERS = ("prefill", "decode")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.model.loading.allow_list import TOKEN_EXACT
-from services.cli.main import build_app
+from baton.services.cli.main import build_app
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [

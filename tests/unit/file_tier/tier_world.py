@@ -16,14 +16,14 @@ from baton.kv.file_tier.tier import CacheTier
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.prefill.page_sharing import PageSharing
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.settings.tiers import TierWrite
 from baton.transfer.digest import PoolHasher
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.mover import FileMover
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
-from services.prefill.page_sharing import PageSharing
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
 from tests.cluster import eventually
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, VOCAB_SIZE, check_invariants, engine_request, expected_output

@@ -15,12 +15,12 @@ from baton.kv.file_tier.tier_stack import TierStack
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.prefill.page_sharing import PageSharing
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillScheduler
 from baton.settings.tiers import TierWrite
 from baton.transfer.digest import PoolHasher
 from baton.transfer.host_tier.mover import HostMover
-from services.prefill.page_sharing import PageSharing
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, VOCAB_SIZE, check_invariants, engine_request, expected_output
 

@@ -11,9 +11,9 @@ import pytest
 import baton
 from baton.domain.errors import ContextOverflow
 from baton.domain.request import FinishReason, SamplingParams, StopParams
+from baton.services.local.llm import LLM
+from baton.services.local.pair import LocalPair, PairLimits
 from baton.transfer.base import Pull
-from services.local.llm import LLM
-from services.local.pair import LocalPair, PairLimits
 
 GREEDY = SamplingParams(temperature=0.0)
 STOP = StopParams(12)

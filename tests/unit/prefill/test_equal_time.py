@@ -17,8 +17,8 @@ from baton.engine.step_metrics import shape_of
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
-from services.prefill.scheduler import PrefillScheduler
+from baton.services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
+from baton.services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.step_time import ScriptedStepTime
 from tests.tiny_workers import (
     NUM_PAGES,

@@ -14,11 +14,11 @@ from baton.engine.handoff.page_source import MAX_WAIT_S, ImportCostModel, PageSo
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
+from baton.services.prefill.page_sharing import PageSharing
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.prefill.page_sharing import PageSharing
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,
     PAGE_SIZE,

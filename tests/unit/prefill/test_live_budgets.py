@@ -14,10 +14,10 @@ from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
+from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.policy import PrefillLimits
 from baton.worker.budget_control import ChangeBudgets
-from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
-from services.prefill.loop import PrefillLoop
-from services.prefill.policy import PrefillLimits
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, engine_request, tiny_prefill
 
 PROMPT = [0, 1, 1, 0, 1, 0, 1, 1]  # 4 pages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.engine.handoff.export_events import Seal
-from services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, engine_request, tiny_prefill
 
 PROMPT = [0, 1, 1, 0, 1, 0]  # 3 pages

@@ -9,8 +9,8 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
-from services.prefill.scheduler import PrefillScheduler
+from baton.services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
+from baton.services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
 from tests.tiny_workers import VOCAB_SIZE, engine_request
 

@@ -9,9 +9,9 @@ from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
-from services.prefill.prompt import Prompt
-from services.prefill.queue import PromptQueue
+from baton.services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
+from baton.services.prefill.prompt import Prompt
+from baton.services.prefill.queue import PromptQueue
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, tiny_prefill
 
 SHARED = [0, 1, 1, 0, 1, 0]  # 3 pages

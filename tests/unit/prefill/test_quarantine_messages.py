@@ -21,11 +21,11 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.quarantine import INCIDENT_S, MAX_INCIDENTS
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
+from baton.services.prefill import loop as prefill_loop
+from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from baton.services.prefill.loop import PrefillLoop
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
-from services.prefill import loop as prefill_loop
-from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
-from services.prefill.loop import PrefillLoop
 from tests.tiny_workers import NUM_PAGES, PAGE_BYTES, PAGE_SIZE, engine_request, tiny_prefill
 
 Answer = TypeVar("Answer")

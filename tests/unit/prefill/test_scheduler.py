@@ -9,7 +9,7 @@ from baton.engine.batch import StepOutput
 from baton.engine.handoff.export_events import ExportExpired, Seal
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
-from services.prefill.scheduler import PrefillEffect
+from baton.services.prefill.scheduler import PrefillEffect
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, tiny_prefill
 
 LEASE_S = 3.0

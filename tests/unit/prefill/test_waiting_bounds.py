@@ -1,4 +1,5 @@
-"""No prompt starves, whatever arrives: the bounds of `services.prefill.policy`, in tiny worlds, for each policy."""
+"""No prompt starves, whatever arrives: the bounds of `baton.services.prefill.policy`, in tiny worlds, for each
+policy."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.domain.arithmetic import ceil_div
 from baton.engine.handoff.export_events import Seal
-from services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, REPEATABLE_SETTINGS, assert_idle, engine_request, tiny_prefill
 
 SHARES = {0.0: 1, 0.25: 1, 0.5: 2, 1.0: 4}

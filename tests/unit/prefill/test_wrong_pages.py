@@ -12,9 +12,9 @@ from baton.domain.ids import AttemptId, PageId
 from baton.engine.handoff.export_events import Seal
 from baton.engine.messages import Fail
 from baton.kv.memory import PoolMemory
+from baton.services.prefill.policy import PolicySettings
+from baton.services.prefill.scheduler import PrefillEffect
 from baton.transfer.digest import PoolHasher, page_digest
-from services.prefill.policy import PolicySettings
-from services.prefill.scheduler import PrefillEffect
 from tests import tiny_workers
 from tests.tiny_workers import (
     NUM_PAGES,

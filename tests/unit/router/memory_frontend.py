@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from baton.domain.ids import OwnerId
+from baton.services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
+from baton.services.router.generation import Dispatcher
+from baton.services.router.takeover.supersede_listener import SupersedeListener
+from baton.services.router.text.text_model import TextModel
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestLog, RequestTraces, TraceSink
-from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
-from services.router.generation import Dispatcher
-from services.router.takeover.supersede_listener import SupersedeListener
-from services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import bundled
 
 

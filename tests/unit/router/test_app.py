@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from baton.domain.worker import WorkerRecord
+from baton.services.router.app import listen, run
+from baton.services.router.settings import RouterSettings
+from baton.services.router.text.text_model import TextModel
 from baton.settings.base import SettingsError
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.telemetry.metrics import REGISTRY
-from services.router.app import listen, run
-from services.router.settings import RouterSettings
-from services.router.text.text_model import TextModel
 from tests.mock_workers import MODEL, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, ScriptedAction, token_at
 
 pytestmark = pytest.mark.timeout(30)

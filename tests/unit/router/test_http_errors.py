@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.domain import errors
-from services.router.edge.http_errors import error_response
+from baton.services.router.edge.http_errors import error_response
 
 
 def leaves(kind: type[errors.Interrupted]) -> list[type[errors.Interrupted]]:

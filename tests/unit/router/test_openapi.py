@@ -15,15 +15,15 @@ from starlette.routing import Route
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.edge.api_keys import ApiKeys, make_entry, new_key
-from services.router.edge.auth_middleware import PUBLIC_PATHS
-from services.router.frontend import ApiLimits
-from services.router.openai import bounds
-from services.router.openai.field_table.field import FieldEndpoint
-from services.router.openai.field_table.table import SCALARS
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.openapi import openapi_document
-from services.router.routes import make_app
+from baton.services.router.edge.api_keys import ApiKeys, make_entry, new_key
+from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.openai import bounds
+from baton.services.router.openai.field_table.field import FieldEndpoint
+from baton.services.router.openai.field_table.table import SCALARS
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.openapi import openapi_document
+from baton.services.router.routes import make_app
 from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled

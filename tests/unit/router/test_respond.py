@@ -7,14 +7,14 @@ import asyncio
 from starlette.types import Message
 
 from baton.domain.ids import OwnerId, RequestId
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.openai.request_parser import CHAT, RawRequest
+from baton.services.router.openai.validation import RequestMetadata
+from baton.services.router.respond import GenerationResponse
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallStatus
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_timer import RequestOrigin
-from services.router.frontend import ApiLimits
-from services.router.openai.request_parser import CHAT, RawRequest
-from services.router.openai.validation import RequestMetadata
-from services.router.respond import GenerationResponse
 from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 

@@ -4,12 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 from baton.domain.timing.step_time import StepTimeModel
+from baton.services.decode.settings import DecodeSettings
+from baton.services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.services.prefill.settings import PrefillSettings
+from baton.services.router.settings import RouterSettings
 from baton.settings.base import SettingsError, known_variables, refuse_unknown_variables
 from baton.settings.groups import Dtype, WorkerSettings, parse_cores
-from services.decode.settings import DecodeSettings
-from services.prefill.policy import PolicySettings, PrefillPolicy
-from services.prefill.settings import PrefillSettings
-from services.router.settings import RouterSettings
 
 MODELS = (RouterSettings, PrefillSettings, DecodeSettings)
 

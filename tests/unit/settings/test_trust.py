@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baton.domain.trust import ClusterTrust
+from baton.services.router.settings import RouterSettings
 from baton.settings.base import SettingsError
 from baton.settings.trust import open_cluster_warning, read_trust
-from services.router.settings import RouterSettings
 from tests.certificates import CertificateAuthority, encrypt_key
 
 SECRET = b"0123456789abcdef0123456789abcdef"

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from baton.services.decode.settings import DecodeSettings
 from baton.worker import address
 from baton.worker.address import advertised_address
-from services.decode.settings import DecodeSettings
 
 
 @pytest.mark.parametrize(

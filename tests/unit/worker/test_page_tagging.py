@@ -6,11 +6,11 @@ import pytest
 
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, TlsIdentity
 from baton.kv.memory import MemoryKind
+from baton.services.prefill.settings import PrefillSettings
 from baton.settings.base import SettingsError
 from baton.settings.choices import PageTagKind
 from baton.settings.groups import WorkerSettings
 from baton.worker.page_tagging import uses_tags
-from services.prefill.settings import PrefillSettings
 
 SECRET = ClusterTrust(b"s" * 32)
 TLS = ClusterTrust(b"s" * 32, TlsIdentity(b"", b"", b""))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.cli.bench.client.sse import EventSplitter
-from services.cli.bench.results.records import Delivery, MeasuredAnswer
+from baton.services.cli.bench.client.sse import EventSplitter
+from baton.services.cli.bench.results.records import Delivery, MeasuredAnswer
 
 OK = 200
 DONE = b"[DONE]"

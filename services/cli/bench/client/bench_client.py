@@ -14,11 +14,11 @@ from typing import Any, Self
 import msgspec
 
 from baton.domain.errors import BatonError
-from services.cli.bench.client.answer_meter import AnswerMeter
-from services.cli.bench.client.connection import ConnectionPool, ServerOrigin
-from services.cli.bench.options import ApiEndpoint, ServeOptions
-from services.cli.bench.results.records import MeasuredAnswer, PlannedRequest
-from services.cli.bench.workload.prompts import as_text
+from baton.services.cli.bench.client.answer_meter import AnswerMeter
+from baton.services.cli.bench.client.connection import ConnectionPool, ServerOrigin
+from baton.services.cli.bench.options import ApiEndpoint, ServeOptions
+from baton.services.cli.bench.results.records import MeasuredAnswer, PlannedRequest
+from baton.services.cli.bench.workload.prompts import as_text
 
 _PATHS = {ApiEndpoint.COMPLETIONS: "/v1/completions", ApiEndpoint.CHAT: "/v1/chat/completions"}
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.cli.bench.results.distribution import percentile
+from baton.services.cli.bench.results.distribution import percentile
 
 NUM_RESAMPLES = 2000
 

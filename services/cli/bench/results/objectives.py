@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.services.cli.bench.results.records import RequestRow
 from baton.settings.base import SettingsError
-from services.cli.bench.results.records import RequestRow
 
 
 class LatencyMetric(StrEnum):

@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from baton.domain.errors import BatonError
-from services.cli.bench.options import ServeOptions
-from services.cli.bench.results.records import RequestRow
+from baton.services.cli.bench.options import ServeOptions
+from baton.services.cli.bench.results.records import RequestRow
 
 FORMAT = 1
 

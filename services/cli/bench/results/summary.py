@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.cli.bench.results.distribution import Distribution
-from services.cli.bench.results.objectives import LatencyObjective, is_good
-from services.cli.bench.results.records import RequestRow
+from baton.services.cli.bench.results.distribution import Distribution
+from baton.services.cli.bench.results.objectives import LatencyObjective, is_good
+from baton.services.cli.bench.results.records import RequestRow
 
 MAX_LAG_S = 0.005
 """Bound on the client's lag at the 99th percentile; above it, the client measures itself."""

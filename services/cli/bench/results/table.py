@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from baton.services.cli.bench.results.distribution import Distribution
+from baton.services.cli.bench.results.summary import RunSummary
 from baton.settings.base import SettingsError
-from services.cli.bench.results.distribution import Distribution
-from services.cli.bench.results.summary import RunSummary
 
 _NO_VALUE = "-"
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}

@@ -10,12 +10,12 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from baton.services.cli.bench.options import Dataset, ServeOptions
+from baton.services.cli.bench.results.records import PlannedRequest
+from baton.services.cli.bench.workload.arrivals import gamma_arrivals, jitter, stamp_resolution
+from baton.services.cli.bench.workload.prompts import Vocabulary, block_prompt, random_prompt, shared_prefix_prompt
+from baton.services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake, scale, scaled_block_tokens
 from baton.settings.base import SettingsError
-from services.cli.bench.options import Dataset, ServeOptions
-from services.cli.bench.results.records import PlannedRequest
-from services.cli.bench.workload.arrivals import gamma_arrivals, jitter, stamp_resolution
-from services.cli.bench.workload.prompts import Vocabulary, block_prompt, random_prompt, shared_prefix_prompt
-from services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake, scale, scaled_block_tokens
 
 
 def plan_requests(options: ServeOptions) -> list[PlannedRequest]:

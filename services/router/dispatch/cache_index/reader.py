@@ -13,9 +13,9 @@ from baton.kv.events.codec import split_keys
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import worker_pb2
 from baton.rpc.gen.worker_pb2_grpc import WorkerStub
+from baton.services.router.dispatch.cache_index.index import CacheIndex
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import INDEX_GAP_TOTAL
-from services.router.dispatch.cache_index.index import CacheIndex
 
 RETRY_S = 1.0
 """Time before a broken stream is opened again."""

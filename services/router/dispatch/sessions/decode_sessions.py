@@ -11,12 +11,12 @@ from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import SESSIONS, WorkerRecord
 from baton.rpc.gen import decode_pb2
 from baton.rpc.request_metadata import Metadata, trace_context
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.sessions.worker_session import WorkerSession
 from baton.session.dialler import DialledPeer, SessionDialler
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire
 from baton.session.wires.wire import Wire
-from services.router.dispatch.sessions.session_stream import SessionStream
-from services.router.dispatch.sessions.worker_session import WorkerSession
 
 
 class DecodeSessions:

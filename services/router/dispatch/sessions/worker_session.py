@@ -8,12 +8,12 @@ from baton.domain.errors import WorkerLost
 from baton.domain.trace_context import TraceContext
 from baton.rpc.gen import decode_pb2
 from baton.rpc.gen import session_pb2 as pb
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
 from baton.session.dialler import SessionDialler
 from baton.session.lifecycle import ENDED_STATES
 from baton.session.prompts import split_prompt
 from baton.session.streams import StreamTable
 from baton.telemetry.metrics import SESSION_EVENTS_TOTAL
-from services.router.dispatch.sessions.session_stream import SessionStream
 
 RECONCILE_S = 10.0
 

@@ -14,9 +14,9 @@ from baton.domain.errors import ConstraintFailed, FailedConstraint, Overloaded
 from baton.grammar import sources
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.tokenizer import GrammarTokenizer
+from baton.services.router.openai.constraint.reader import RequestedConstraint
+from baton.services.router.text.text_model import TextModel
 from baton.telemetry import metrics
-from services.router.openai.constraint.reader import RequestedConstraint
-from services.router.text.text_model import TextModel
 
 MAX_RUNNING, MAX_WAITING = 2, 8
 RETRY_AFTER_S = 1.0

@@ -15,9 +15,9 @@ from baton.domain.constraint import Constraint, GrammarPhase
 from baton.domain.errors import ConstraintFailed
 from baton.grammar import sources
 from baton.grammar.tool_calls import structural_tag_grammar
-from services.router.openai.bounds import FLAG, TEXT
-from services.router.openai.fields import Fields
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.bounds import FLAG, TEXT
+from baton.services.router.openai.fields import Fields
+from baton.services.router.text.text_model import TextModel
 
 RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")

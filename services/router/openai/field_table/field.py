@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.openai.bounds import Scalar
+from baton.services.router.openai.bounds import Scalar
 
 Schema = dict[str, Any]
 """A JSON Schema 2020-12, as in OpenAPI 3.1."""

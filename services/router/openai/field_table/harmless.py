@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.router.openai.bounds import FLAG, TEXT, Scalar
-from services.router.openai.field_table import shapes
-from services.router.openai.field_table.field import (
+from baton.services.router.openai.bounds import FLAG, TEXT, Scalar
+from baton.services.router.openai.field_table import shapes
+from baton.services.router.openai.field_table.field import (
     BOTH,
     CHAT,
     FieldEndpoint,

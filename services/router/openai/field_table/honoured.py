@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.openai.bounds import (
+from baton.services.router.openai.bounds import (
     DEFAULT_COMPLETION_TOKENS,
     FLAG,
     INT32_MAX,
@@ -19,8 +19,8 @@ from services.router.openai.bounds import (
     integer,
     number,
 )
-from services.router.openai.field_table import shapes
-from services.router.openai.field_table.field import (
+from baton.services.router.openai.field_table import shapes
+from baton.services.router.openai.field_table.field import (
     BOTH,
     CHAT,
     COMPLETION,

@@ -5,7 +5,7 @@ Neutral values pass, because clients send defaults.
 
 from __future__ import annotations
 
-from services.router.openai.field_table.field import (
+from baton.services.router.openai.field_table.field import (
     BOTH,
     CHAT,
     COMPLETION,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.router.openai import bounds
-from services.router.openai.bounds import Scalar, integer
-from services.router.openai.field_table.field import Schema, Shape
+from baton.services.router.openai import bounds
+from baton.services.router.openai.bounds import Scalar, integer
+from baton.services.router.openai.field_table.field import Schema, Shape
 
 _STRING: Schema = {"type": "string"}
 _OBJECT: Schema = {"type": "object"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.router.openai.bounds import Scalar
-from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
-from services.router.openai.field_table.harmless import HARMLESS
-from services.router.openai.field_table.honoured import HONOURED
-from services.router.openai.field_table.refused import REFUSED
-from services.router.openai.fields import FieldErrors, Fields
+from baton.services.router.openai.bounds import Scalar
+from baton.services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from baton.services.router.openai.field_table.harmless import HARMLESS
+from baton.services.router.openai.field_table.honoured import HONOURED
+from baton.services.router.openai.field_table.refused import REFUSED
+from baton.services.router.openai.fields import FieldErrors, Fields
 
 ALL_FIELDS = HONOURED + REFUSED + HARMLESS
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
 from baton.grammar.sources import after_optional_block
-from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning
-from services.router.text.parsers import harmony
-from services.router.text.parsers.reasoning import ReasoningStart
-from services.router.text.parsers.registry import HARMONY
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.reasoning.reader import BUDGET, RequestedReasoning
+from baton.services.router.text.parsers import harmony
+from baton.services.router.text.parsers.reasoning import ReasoningStart
+from baton.services.router.text.parsers.registry import HARMONY
+from baton.services.router.text.text_model import TextModel
 
 
 def with_reasoning(

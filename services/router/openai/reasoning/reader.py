@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.openai.bounds import EFFORTS, FLAG, REASONING_FORMATS
-from services.router.openai.fields import Fields
-from services.router.text.parsers.reasoning import ReasoningFormat, ReasoningStart
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.bounds import EFFORTS, FLAG, REASONING_FORMATS
+from baton.services.router.openai.fields import Fields
+from baton.services.router.text.parsers.reasoning import ReasoningFormat, ReasoningStart
+from baton.services.router.text.text_model import TextModel
 
 EFFORT, BUDGET, SEPARATE = "reasoning_effort", "thinking_token_budget", "separate_reasoning"
 HARMONY_EFFORTS = ("low", "medium", "high")

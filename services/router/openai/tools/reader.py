@@ -17,12 +17,12 @@ from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
 from baton.grammar.sources import either_grammar
 from baton.grammar.tool_calls import NAME, CallMarkup, structural_tag_grammar, tool_calls_grammar
-from services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
-from services.router.openai.constraint.reader import RequestedConstraint
-from services.router.openai.fields import Fields, short_repr
-from services.router.text.parsers.argument_stream import ConstrainedCalls
-from services.router.text.parsers.registry import ToolFormat
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
+from baton.services.router.openai.constraint.reader import RequestedConstraint
+from baton.services.router.openai.fields import Fields, short_repr
+from baton.services.router.text.parsers.argument_stream import ConstrainedCalls
+from baton.services.router.text.parsers.registry import ToolFormat
+from baton.services.router.text.text_model import TextModel
 
 TOOLS, CHOICE, PARALLEL = "tools", "tool_choice", "parallel_tool_calls"
 TOOL_FIELDS = frozenset({TOOLS, CHOICE, PARALLEL})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.openai.fields import Fields
+from baton.services.router.openai.fields import Fields
 
 LEFT, RIGHT = "left", "right"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from services.router.text.parsers.json_spans import SPACE, JsonScan
+from baton.services.router.text.parsers.json_spans import SPACE, JsonScan
 
 
 class ConstrainedCalls(enum.Enum):

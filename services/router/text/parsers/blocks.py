@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.router.text.parsers.argument_stream import ArgumentStream, BegunCall, ConstrainedCalls
-from services.router.text.parsers.base import ParsedPiece, ToolCall, held_length
-from services.router.text.parsers.json_spans import SPACE
+from baton.services.router.text.parsers.argument_stream import ArgumentStream, BegunCall, ConstrainedCalls
+from baton.services.router.text.parsers.base import ParsedPiece, ToolCall, held_length
+from baton.services.router.text.parsers.json_spans import SPACE
 
 MAX_CALL_CHARS = 64 * 1024
 """Of one block; a longer one is text."""

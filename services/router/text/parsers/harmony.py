@@ -11,10 +11,10 @@ import enum
 import re
 from collections.abc import Collection
 
-from services.router.text.parsers.argument_stream import ArgumentStream, BegunCall, ConstrainedCalls
-from services.router.text.parsers.base import ParsedPiece, ToolCall
-from services.router.text.parsers.blocks import MAX_CALL_CHARS
-from services.router.text.parsers.json_spans import SPACE, is_object
+from baton.services.router.text.parsers.argument_stream import ArgumentStream, BegunCall, ConstrainedCalls
+from baton.services.router.text.parsers.base import ParsedPiece, ToolCall
+from baton.services.router.text.parsers.blocks import MAX_CALL_CHARS
+from baton.services.router.text.parsers.json_spans import SPACE, is_object
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from services.router.text.parsers.argument_stream import BegunCall
-from services.router.text.parsers.blocks import BlockState, FoundCalls
-from services.router.text.parsers.json_spans import SPACE, JsonScan, call_of, elements, is_object
+from baton.services.router.text.parsers.argument_stream import BegunCall
+from baton.services.router.text.parsers.blocks import BlockState, FoundCalls
+from baton.services.router.text.parsers.json_spans import SPACE, JsonScan, call_of, elements, is_object
 
 MAX_HEAD_CHARS = 512
 """Between a marker and the arguments."""

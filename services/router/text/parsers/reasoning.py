@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from services.router.text.parsers.base import OutputParser, ParsedPiece, held_length
+from baton.services.router.text.parsers.base import OutputParser, ParsedPiece, held_length
 
 MAX_DROPPED_SPACE = 4
 """Characters of whitespace that are dropped between the reasoning and the answer."""

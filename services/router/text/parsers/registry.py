@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.grammar.tool_calls import CallMarkup
-from services.router.text.parsers import harmony
-from services.router.text.parsers.argument_stream import ConstrainedCalls
-from services.router.text.parsers.base import OutputParser
-from services.router.text.parsers.blocks import BlockParser, BlockReader, BlockSyntax
-from services.router.text.parsers.json_calls import ListReader, NamedReader, ObjectReader
-from services.router.text.parsers.reasoning import ReasoningFormat
-from services.router.text.parsers.written_calls import PythonReader, Schemas, XmlReader
+from baton.services.router.text.parsers import harmony
+from baton.services.router.text.parsers.argument_stream import ConstrainedCalls
+from baton.services.router.text.parsers.base import OutputParser
+from baton.services.router.text.parsers.blocks import BlockParser, BlockReader, BlockSyntax
+from baton.services.router.text.parsers.json_calls import ListReader, NamedReader, ObjectReader
+from baton.services.router.text.parsers.reasoning import ReasoningFormat
+from baton.services.router.text.parsers.written_calls import PythonReader, Schemas, XmlReader
 
 AUTO, NONE = "auto", "none"
 REASONING_FIELDS = ("reasoning_content", "reasoning")

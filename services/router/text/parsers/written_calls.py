@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from services.router.text.parsers.blocks import BlockState, FoundCalls
-from services.router.text.parsers.json_spans import SPACE, strict_json
+from baton.services.router.text.parsers.blocks import BlockState, FoundCalls
+from baton.services.router.text.parsers.json_spans import SPACE, strict_json
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the arguments, by the name of the tool."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton.services.cli.bench.workload.traces import TraceRow
 from bench.engine.prefill_policies import PAGE_SIZE, TOKEN_BUDGET, VARIANTS, replay
-from services.cli.bench.workload.traces import TraceRow
 
 BUDGET_BLOCKS = TOKEN_BUDGET // PAGE_SIZE
 

@@ -5,8 +5,8 @@ import urllib.request
 
 import pytest
 
+from baton.services.cli.plan import free_ports
 from bench.harness.running_system import running_server
-from services.cli.plan import free_ports
 
 
 def http_server(port: int) -> tuple[str, ...]:

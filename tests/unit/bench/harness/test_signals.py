@@ -9,9 +9,9 @@ import urllib.request
 
 import pytest
 
+from baton.services.cli.plan import free_ports
 from bench.harness.signals import EXIT_INTERRUPTED
 from bench.report import load_result
-from services.cli.plan import free_ports
 
 WAIT_S = 60.0
 EXPERIMENT = """

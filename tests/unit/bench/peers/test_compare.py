@@ -15,6 +15,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from baton.services.cli.bench.results.records import Delivery, RequestRow
+from baton.services.cli.plan import free_ports
 from bench.harness.model_shapes import ModelShape
 from bench.harness.random_models import save_random_model
 from bench.harness.rotations import Block, rotate_exclusive
@@ -32,8 +34,6 @@ from bench.peers.loads import (
 )
 from bench.peers.make_gguf import name_in_gguf, read_tensors
 from bench.peers.servers import PeerServer, baton, is_baton, llama, vllm
-from services.cli.bench.results.records import Delivery, RequestRow
-from services.cli.plan import free_ports
 
 SHAPE = ModelShape("qwen2", 300, 32, 48, 2, 4, 2, 8, 256, 1e4)
 

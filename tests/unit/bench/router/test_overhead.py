@@ -6,11 +6,11 @@ import time
 import pytest
 
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.cli.bench.client.bench_client import BenchClient
+from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.router import overhead
 from bench.router.mock_cluster import MockCluster, running_cluster
-from services.cli.bench.client.bench_client import BenchClient
-from services.cli.processes import local_redis
 
 WAIT_S = 30.0
 

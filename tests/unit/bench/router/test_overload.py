@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton.services.cli.bench.results.records import Delivery, RequestRow
 from bench.router.mock_cluster import DecodeCapacity
 from bench.router.overload import OBJECTIVE_S, make_finding
-from services.cli.bench.results.records import Delivery, RequestRow
 
 
 def row(index: int, *, ttft_s: float | None = None, ended_s: float = 1.0, failure: str | None = None) -> RequestRow:

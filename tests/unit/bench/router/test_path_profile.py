@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from baton.domain.arithmetic import ceil_div
+from baton.services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, row_of
+from baton.services.cli.bench.workload.arrivals import rescale
+from baton.services.cli.processes import local_redis
 from bench.router.path_profile import ProfileHook, Window, _summarize, profile_router
-from services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, row_of
-from services.cli.bench.workload.arrivals import rescale
-from services.cli.processes import local_redis
 
 REQUEST = PlannedRequest(0, 0.0, (1,), 1)
 ANSWER = MeasuredAnswer(0.0, 1.0, (), 0)

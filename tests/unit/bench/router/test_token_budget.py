@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from baton.domain.arithmetic import ceil_div
+from baton.services.cli.bench.workload.arrivals import rescale
+from baton.services.cli.processes import local_redis
 from bench.router.token_budget import TokenBudget, WorkTotal, budget_of, counting, token_budgets
-from services.cli.bench.workload.arrivals import rescale
-from services.cli.processes import local_redis
 
 MAX_CALLS = {1: 42, 8: 42}
 MAX_GENERATOR_CALLS = 2.5

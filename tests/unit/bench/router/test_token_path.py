@@ -7,9 +7,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.router import token_path
-from services.cli.processes import local_redis
 
 
 def block(arm: str, value: float) -> Block:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from baton.engine.chunking import cut
+from baton.services.cli.bench.results.records import Delivery, MeasuredAnswer, PlannedRequest, RequestRow
+from baton.services.cli.settings import UpSettings
 from bench.harness.rotations import Block
 from bench.system import goodput, interference
 from bench.system.deployments import MIXED, SPLIT, UNCHUNKED
 from bench.system.goodput import Capacity, GoodputObjectives, RequestLatency, arm_of, values_of
 from bench.system.interference import COLOCATED, alone, beside, mixed
 from bench.system.load_client import HEAD_TOKENS, TokenTimes, gaps_of
-from services.cli.bench.results.records import Delivery, MeasuredAnswer, PlannedRequest, RequestRow
-from services.cli.settings import UpSettings
 
 CAPACITY = Capacity(mean_prompt_s=0.5, longest_prompt_s=0.8, gap_s=0.01)
 OBJECTIVES = GoodputObjectives(ttft_s=1.0, tpot_s=0.1, gap_s=0.3)

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.harness.running_system import metrics_urls
 from bench.system import exposed_transfer
 from bench.system.exposed_transfer import ExposedTime, arm_of, findings_of, parse, read_exposed
-from services.cli.processes import local_redis
 
 PAGE = """
 # TYPE baton_transfer_exposed_seconds histogram

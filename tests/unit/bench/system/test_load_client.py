@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from baton.domain.errors import Interrupted
+from baton.services.cli.bench.results.records import Delivery, MeasuredAnswer
+from baton.services.cli.bench.workload.prompts import Vocabulary
+from baton.services.router.generation import SequenceSpec
 from bench.system.goodput import Capacity, capacity_of
 from bench.system.goodput import parse as parse_goodput
 from bench.system.load_client import HEAD_TOKENS, LoadClient
-from services.cli.bench.results.records import Delivery, MeasuredAnswer
-from services.cli.bench.workload.prompts import Vocabulary
-from services.router.generation import SequenceSpec
 from tests.fake_dispatcher import DispatchScript, ScriptStep, WaitForGate, failing, one_token_chunks
 from tests.service.http.http_server import TIMEOUT_S, RouterServer, router, tokens_of
 from tests.unit.cli.bench.test_load_generator import FakeClock

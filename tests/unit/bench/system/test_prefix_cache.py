@@ -6,11 +6,11 @@ import statistics
 import pytest
 from rich.console import Console
 
+from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.system import prefix_cache
 from bench.system.prefix_cache import FRESH, PrefixPlan, cached_arm, findings_of, ideal_arm
 from bench.system.prefix_overhead import bookkeeping_s
-from services.cli.processes import local_redis
 
 PLAN = PrefixPlan(prompt_tokens=1024, shares=(50, 95, 100), page_size=16, num_requests=1)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.bench.results.run_file import load
-from services.cli.main import run
+from baton.services.cli.bench.results.run_file import load
+from baton.services.cli.main import run
 from tests.fake_dispatcher import one_token_chunks
 from tests.service.http.http_server import TIMEOUT_S, router, tokens_of
 
@@ -129,5 +129,5 @@ def test_the_help_names_the_flags(capsys):
 
 def test_bench_modules_import_nothing_heavy():
     root = Path(__file__).resolve().parents[4] / "services" / "cli" / "bench"
-    heavy = ("numpy", "torch", "pandas", "services.router", "services.decode", "services.prefill")
+    heavy = ("numpy", "torch", "pandas", "baton.services.router", "baton.services.decode", "baton.services.prefill")
     assert [p.name for p in root.rglob("*.py") if any(f"import {h}" in p.read_text() for h in heavy)] == []

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from services.cli.bench import experiments
-from services.cli.bench.experiments import EXPERIMENTS, ExperimentCommand
-from services.cli.main import run
+from baton.services.cli.bench import experiments
+from baton.services.cli.bench.experiments import EXPERIMENTS, ExperimentCommand
+from baton.services.cli.main import run
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.command)
 def test_help_is_the_experiments_own(experiment):
-    command = [sys.executable, "-m", "services.cli.main", "bench", experiment.command, "--help"]
+    command = [sys.executable, "-m", "baton.services.cli.main", "bench", experiment.command, "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"python -m {experiment.module}" in shown
     assert "--rotations" in shown

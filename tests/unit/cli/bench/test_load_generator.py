@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from services.cli.bench.load_generator import run_load
-from services.cli.bench.results.records import Delivery, MeasuredAnswer, PlannedRequest, RequestRow
+from baton.services.cli.bench.load_generator import run_load
+from baton.services.cli.bench.results.records import Delivery, MeasuredAnswer, PlannedRequest, RequestRow
 
 WAIT_S = 10.0
 

@@ -15,7 +15,7 @@ import torch
 from baton.model.weight_file import inventory
 from baton.model.weight_file.cache import CachedWeights
 from baton.model.weight_file.inventory import kernel_entries, removable
-from services.cli.main import run
+from baton.services.cli.main import run
 
 OLD_S = 20 * 24 * 3600
 
@@ -23,7 +23,7 @@ OLD_S = 20 * 24 * 3600
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own, empty directory of weights; no kernels, as those of this checkout must stay."""
-    monkeypatch.setattr("services.cli.cache.command.kernel_entries", lambda now: [])
+    monkeypatch.setattr("baton.services.cli.cache.command.kernel_entries", lambda now: [])
     path = tmp_path / "weights"
     path.mkdir(mode=0o700)
     return path

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from services.cli.chat.answer import AnswerFailed, AnswerPart, ChatAnswer, PartKind, refusal
-from services.cli.chat.terminal import ChatOutput, printable
+from baton.services.cli.chat.answer import AnswerFailed, AnswerPart, ChatAnswer, PartKind, refusal
+from baton.services.cli.chat.terminal import ChatOutput, printable
 
 
 def chunk(finish=None, usage=None, **delta) -> str:

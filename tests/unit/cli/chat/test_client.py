@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.chat import client as client_module
-from services.cli.chat.answer import AnswerFailed
-from services.cli.chat.client import ChatClient
+from baton.services.cli.chat import client as client_module
+from baton.services.cli.chat.answer import AnswerFailed
+from baton.services.cli.chat.client import ChatClient
 from tests.unit.cli.chat.scripted_router import ID, Act, scripted_router
 
 PATH = "/v1/chat/completions"

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
+from baton.services.cli.main import run
+from baton.services.cli.settings import COMMANDS
 from baton.settings.base import known_variables
-from services.cli.main import run
-from services.cli.settings import COMMANDS
 from tests.unit.cli.chat.scripted_router import Act, scripted_router
 
 
@@ -110,8 +110,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(monkeypatch, capsys):
         known.append(piece.text)
         self.out.write(piece.text)
 
-    monkeypatch.setattr("services.cli.chat.terminal.ChatOutput.piece", shown)
-    monkeypatch.setattr("services.cli.chat.command.read_line", lambda interactive: next(lines, None))
+    monkeypatch.setattr("baton.services.cli.chat.terminal.ChatOutput.piece", shown)
+    monkeypatch.setattr("baton.services.cli.chat.command.read_line", lambda interactive: next(lines, None))
     monkeypatch.setattr("sys.stdin", Terminal())
     with scripted_router(begun, says("Done")) as router:
         assert run(["chat", "--router", router.url]) == 0
@@ -128,7 +128,7 @@ def test_two_ctrl_c_at_the_prompt_leave(monkeypatch, capsys):
         asked.append(interactive)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("services.cli.chat.command.read_line", interrupt)
+    monkeypatch.setattr("baton.services.cli.chat.command.read_line", interrupt)
     monkeypatch.setattr("sys.stdin", Terminal())
     with scripted_router() as router:
         assert run(["chat", "--router", router.url]) == 0

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.cli.chat.conversation import HELP, ChatCommands, ChatHistory, set_field
+from baton.services.cli.chat.conversation import HELP, ChatCommands, ChatHistory, set_field
 
 
 def conversation(**fields) -> ChatHistory:

@@ -10,13 +10,13 @@ import pytest
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.services.cli.doctor import command, ports, probes
+from baton.services.cli.doctor.probes import ProbeAnswer
+from baton.services.cli.doctor.results import CheckStatus
+from baton.services.cli.main import run
+from baton.services.cli.settings import COMMANDS
 from baton.settings.base import known_variables
 from baton.store.connect import connect
-from services.cli.doctor import command, ports, probes
-from services.cli.doctor.probes import ProbeAnswer
-from services.cli.doctor.results import CheckStatus
-from services.cli.main import run
-from services.cli.settings import COMMANDS
 from tests.redis_server import running_redis
 from tests.unit.cli.doctor.test_probes import ENGINE, PULLED
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.doctor.devices import TorchDevices, check_gpu, check_rdma, has_rdma
-from services.cli.doctor.results import CheckStatus
+from baton.services.cli.doctor.devices import TorchDevices, check_gpu, check_rdma, has_rdma
+from baton.services.cli.doctor.results import CheckStatus
 
 OK, WARN, FAIL = CheckStatus
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12\n"

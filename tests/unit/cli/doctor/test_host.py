@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.doctor.host import (
+from baton.services.cli.doctor.host import (
     check_cpu,
     check_huge_pages,
     check_memlock,
@@ -14,7 +14,7 @@ from services.cli.doctor.host import (
     check_packages,
     check_python,
 )
-from services.cli.doctor.results import CheckStatus, DoctorResult, as_json
+from baton.services.cli.doctor.results import CheckStatus, DoctorResult, as_json
 
 OK, WARN, FAIL = CheckStatus
 

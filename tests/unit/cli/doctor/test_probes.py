@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton.services.cli.doctor.probes import ProbeAnswer, ask_loopback, engine_results, loopback_result, run_probe
+from baton.services.cli.doctor.results import CheckStatus
 from baton.transfer.nixl_agent import nixl_available
-from services.cli.doctor.probes import ProbeAnswer, ask_loopback, engine_results, loopback_result, run_probe
-from services.cli.doctor.results import CheckStatus
 
 OK, WARN, FAIL = CheckStatus
 PROBE = "tests.unit.cli.doctor.crashing_probe"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
+from baton.services.cli.doctor.redis_server import RedisFacts, read_facts, server_results, unreachable
+from baton.services.cli.doctor.results import CheckStatus, DoctorResult
 from baton.store.store import StoreUnavailable
-from services.cli.doctor.redis_server import RedisFacts, read_facts, server_results, unreachable
-from services.cli.doctor.results import CheckStatus, DoctorResult
 from tests.redis_server import running_redis
 
 OK, WARN, FAIL = CheckStatus

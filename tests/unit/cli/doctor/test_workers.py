@@ -8,8 +8,8 @@ import pytest
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerRecord, WorkerRole
-from services.cli.doctor.results import CheckStatus, DoctorResult
-from services.cli.doctor.workers import worker_results
+from baton.services.cli.doctor.results import CheckStatus, DoctorResult
+from baton.services.cli.doctor.workers import worker_results
 
 OK, WARN, FAIL = CheckStatus
 PREFILL = WorkerRecord(

@@ -8,14 +8,14 @@ import subprocess
 import pytest
 from cyclopts import App
 
+from baton.services.cli.doctor import command
+from baton.services.cli.doctor.results import ok
+from baton.services.cli.environment import collect_env as collecting
+from baton.services.cli.environment.completion import completion_command
+from baton.services.cli.main import run
+from baton.services.cli.settings import COMMANDS, TraceSettings
 from baton.settings.base import known_variables
 from baton.settings.sources import MASK, ValueSource, mask_url, setting_values
-from services.cli.doctor import command
-from services.cli.doctor.results import ok
-from services.cli.environment import collect_env as collecting
-from services.cli.environment.completion import completion_command
-from services.cli.main import run
-from services.cli.settings import COMMANDS, TraceSettings
 
 SECRET = "hunter2-hunter2"
 

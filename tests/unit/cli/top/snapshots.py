@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.router.cluster.snapshot import (
+from baton.services.router.cluster.snapshot import (
     ClusterEvent,
     ClusterSnapshot,
     LinkRow,

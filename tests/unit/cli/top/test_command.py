@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from baton.services.cli.main import run
+from baton.services.cli.settings import COMMANDS
+from baton.services.cli.top.snapshot_reader import ClusterUnreadable, SnapshotReader
 from baton.settings.base import known_variables
-from services.cli.main import run
-from services.cli.settings import COMMANDS
-from services.cli.top.snapshot_reader import ClusterUnreadable, SnapshotReader
 from tests.unit.cli.top.snapshots import ENCODED, SNAPSHOT
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.cli.top.screen import BAR_CELLS, ScreenOptions, WorkerSelection, draw
-from services.router.cluster.snapshot import ClusterEvent
+from baton.services.cli.top.screen import BAR_CELLS, ScreenOptions, WorkerSelection, draw
+from baton.services.router.cluster.snapshot import ClusterEvent
 from tests.unit.cli.top.snapshots import SNAPSHOT, worker
 
 

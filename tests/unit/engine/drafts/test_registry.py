@@ -9,8 +9,8 @@ import pytest
 from baton.engine.drafts import registry
 from baton.engine.drafts.ngram import NGramDrafter
 from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter
+from baton.services.decode.settings import DecodeSettings
 from baton.settings.base import SettingsError
-from services.decode.settings import DecodeSettings
 
 PLUGIN = DrafterEntry(lambda vocab_size: NGramDrafter(vocab_size))
 TREES = DrafterEntry(lambda _: NGramDrafter(), DrafterTraits(max_branches=4))

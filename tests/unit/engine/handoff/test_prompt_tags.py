@@ -9,8 +9,8 @@ from baton.domain.trust import ClusterTrust
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_tags import PURPOSE, PageTag, PoolTagger, TagVerifier, page_identities
-from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillScheduler
+from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.scheduler import PrefillScheduler
 from tests.tiny_workers import PAGE_SIZE, TinyPrefill, engine_request, tiny_prefill
 
 TRUST = ClusterTrust(b"s" * 32)

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from baton.domain.errors import Overloaded
-from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from services.router.admission.slot import SLOT_BYTES, TOKEN_BYTES, Slot, SlotSpec
-from services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from baton.services.router.admission.slot import SLOT_BYTES, TOKEN_BYTES, Slot, SlotSpec
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
 
 ONE_AT_A_TIME = AdmissionLimits(max_running_requests=1, max_ttft_s=25.0)
 SPEC = SlotSpec(num_tokens=8, max_tokens=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.admission.fair_queue import FairQueue
-from services.router.admission.slot import Slot, SlotSpec, order_of
-from services.router.admission.tenants import TenantLimits, TenantTable
-from services.router.admission.wait_estimate import Backlog, work_ahead
+from baton.services.router.admission.fair_queue import FairQueue
+from baton.services.router.admission.slot import Slot, SlotSpec, order_of
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.admission.wait_estimate import Backlog, work_ahead
 
 
 def pushed(queue: FairQueue, tenant: str, at: float = 0.0, priority: int = 0, num_tokens: int = 10) -> Slot:

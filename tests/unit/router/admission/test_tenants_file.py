@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from baton.services.router.admission.tenants import TenantLimits
+from baton.services.router.admission.tenants_file import read_tenants
 from baton.settings.base import SettingsError
-from services.router.admission.tenants import TenantLimits
-from services.router.admission.tenants_file import read_tenants
 
 
 def written(tmp_path: Path, text: str) -> Path:

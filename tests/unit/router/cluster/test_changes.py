@@ -8,9 +8,9 @@ import pytest
 
 from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerStatus
-from services.router.cluster.changes import MAX_LOST, SHOWN_LOST_S, ClusterChanges
-from services.router.cluster.event_log import MAX_KEPT, ClusterEventLog
-from services.router.cluster.source import KnownWorker
+from baton.services.router.cluster.changes import MAX_LOST, SHOWN_LOST_S, ClusterChanges
+from baton.services.router.cluster.event_log import MAX_KEPT, ClusterEventLog
+from baton.services.router.cluster.source import KnownWorker
 from tests.unit.router.cluster.worker_records import known, link, record
 
 PREFILL = record("prefill-0", 1)

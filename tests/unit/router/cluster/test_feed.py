@@ -9,12 +9,12 @@ from contextlib import aclosing
 import pytest
 
 from baton.domain.lifecycle import RequestState
+from baton.services.router.cluster import feed as feed_module
+from baton.services.router.cluster.feed import MAX_VIEWERS, ClusterFeed, TooManyViewers
+from baton.services.router.cluster.snapshot import MAX_REQUESTS, MAX_WORKERS
+from baton.services.router.cluster.source import KnownWorker, OpenRequest, RouterLoad
+from baton.services.router.cluster.view import ClusterView, ViewIdentity
 from baton.telemetry.request_traces import RequestTraces
-from services.router.cluster import feed as feed_module
-from services.router.cluster.feed import MAX_VIEWERS, ClusterFeed, TooManyViewers
-from services.router.cluster.snapshot import MAX_REQUESTS, MAX_WORKERS
-from services.router.cluster.source import KnownWorker, OpenRequest, RouterLoad
-from services.router.cluster.view import ClusterView, ViewIdentity
 from tests.unit.router.cluster.worker_records import known, record
 
 TIMEOUT_S = 10.0

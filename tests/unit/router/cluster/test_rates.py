@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import Incarnation
+from baton.services.router.cluster.rates import GIB, ClusterRates
+from baton.services.router.cluster.window import WINDOW_S, RequestWindow
 from baton.telemetry.fast_histogram import quantile
 from baton.telemetry.request_trace import Outcome, RequestTrace
-from services.router.cluster.rates import GIB, ClusterRates
-from services.router.cluster.window import WINDOW_S, RequestWindow
 from tests.unit.router.cluster.worker_records import link, record, worked
 
 PREFILL = record("prefill-0", 1)

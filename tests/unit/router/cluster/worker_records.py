@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import Activity, LinkRecord, WorkerLoad, WorkerRecord, WorkerRole
-from services.router.cluster.source import KnownWorker
+from baton.services.router.cluster.source import KnownWorker
 
 
 def record(id: str, incarnation: int = 1, **fields: Any) -> WorkerRecord:

@@ -19,20 +19,20 @@ from baton.domain.worker import WorkerRole
 from baton.rpc.codec import encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.tokens.token_check import set_check
+from baton.services.router.admission.slot import Slot, SlotSpec
+from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.attempt import Attempt
+from baton.services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.reserve import PairReservation
+from baton.services.router.dispatch.tracked_request import TrackedRequest
+from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
+from baton.services.router.dispatch.workers import WorkerSet
+from baton.services.router.generation import SequenceSpec, TokenChunk
 from baton.store.memory_store import MemoryStore
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.admission.slot import Slot, SlotSpec
-from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.attempt import Attempt
-from services.router.dispatch.placement import Pair
-from services.router.dispatch.reserve import PairReservation
-from services.router.dispatch.tracked_request import TrackedRequest
-from services.router.dispatch.worker_errors import AttemptFailure, FaultSource
-from services.router.dispatch.workers import WorkerSet
-from services.router.generation import SequenceSpec, TokenChunk
 from tests.unit.router.dispatch.test_placement import decode, prefill
 
 ACCEPTED = prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())

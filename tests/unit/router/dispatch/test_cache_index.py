@@ -9,9 +9,9 @@ import pytest
 from baton.domain.ids import Incarnation, PageKey
 from baton.kv.events.codec import join_keys
 from baton.rpc.gen import worker_pb2
+from baton.services.router.dispatch.cache_index.index import EXPECTED_S, MAX_OLD_BITS, CacheIndex
+from baton.services.router.dispatch.cache_index.reader import CacheEventReader
 from baton.telemetry.metrics import INDEX_GAP_TOTAL
-from services.router.dispatch.cache_index.index import EXPECTED_S, MAX_OLD_BITS, CacheIndex
-from services.router.dispatch.cache_index.reader import CacheEventReader
 
 A, B = Incarnation(1), Incarnation(2)
 
@@ -145,7 +145,7 @@ def test_cut_keys_begin_the_stream_again(cut: worker_pb2.CacheDelta):
 
 
 def test_a_delta_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.router.dispatch.cache_index.reader.MAX_DELTA_BYTES", 100)
+    monkeypatch.setattr("baton.services.router.dispatch.cache_index.reader.MAX_DELTA_BYTES", 100)
     _, reader = reading()
     taken = [reader.apply(delta(0, 9, number, more=True)) for number in range(6)]
     assert taken[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.ids import AttemptId, Incarnation, RequestId
-from services.router.dispatch.link_breaker import LinkBreakerLimits, LinkBreakers, LinkFailure
+from baton.services.router.dispatch.link_breaker import LinkBreakerLimits, LinkBreakers, LinkFailure
 
 LINK = (Incarnation(1), Incarnation(2))
 OTHER = (Incarnation(1), Incarnation(3))

@@ -9,9 +9,9 @@ import pytest
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 from baton.kv.keys import page_keys
-from services.router.dispatch.cache_index.index import CacheIndex
-from services.router.dispatch.cache_index.page_source import choose_page_source
-from services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.cache_index.index import CacheIndex
+from baton.services.router.dispatch.cache_index.page_source import choose_page_source
+from baton.services.router.dispatch.placement import Pair
 
 SIZE = 16
 KEYS = page_keys(range(10 * SIZE), SIZE, "")

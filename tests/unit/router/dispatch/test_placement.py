@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.ids import Incarnation, PageKey, WorkerId
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
-from services.router.dispatch.placement import (
+from baton.services.router.dispatch.placement import (
     Avoided,
     Pair,
     PlacementQuery,

@@ -9,14 +9,14 @@ import pytest
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.request import OutputToken, SamplingParams, StopParams
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from baton.services.router.admission.slot import SlotSpec
+from baton.services.router.admission.tenants import TenantLimits, TenantTable
+from baton.services.router.dispatch.rate_limiter import RateLimited, RateLimiter
+from baton.services.router.dispatch.service_sync import ServiceSync
+from baton.services.router.generation import SequenceSpec
 from baton.store.tenants.memory_tenant_store import MemoryTenantStore
 from baton.store.tenants.pseudonym import pseudonyms
-from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from services.router.admission.slot import SlotSpec
-from services.router.admission.tenants import TenantLimits, TenantTable
-from services.router.dispatch.rate_limiter import RateLimited, RateLimiter
-from services.router.dispatch.service_sync import ServiceSync
-from services.router.generation import SequenceSpec
 
 TENANTS = TenantTable(by_name={"alice": TenantLimits(requests_per_minute=6, tokens_per_minute=600)})
 

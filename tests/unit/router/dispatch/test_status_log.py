@@ -6,7 +6,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from services.router.dispatch.status_log import StatusLog
+from baton.services.router.dispatch.status_log import StatusLog
 
 
 async def test_a_busy_router_logs_its_rate_and_an_idle_one_nothing():

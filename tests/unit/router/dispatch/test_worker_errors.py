@@ -8,7 +8,7 @@ import pytest
 from baton.domain.errors import IntegrityFailure, LeaseEnded, LinkBroken, PageVerdict, WorkerLost, from_code
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import CODE_METADATA_KEY
-from services.router.dispatch.worker_errors import (
+from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
     FaultSource,
     classify_reported,

@@ -12,9 +12,9 @@ from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerStatus
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from baton.store.store import StoreUnavailable
 from baton.telemetry.metrics import REGISTRY
-from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from tests.unit.router.dispatch.test_placement import QUERY, decode, link, prefill
 
 P0 = replace(prefill(0), address="127.0.0.1:1")

@@ -18,14 +18,14 @@ from baton.domain.request import FinishReason, OutputToken
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import ConstraintMatcher
 from baton.grammar.tokenizer import GrammarTokenizer
-from services.router.generation import TokenChunk
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.streaming.answer_parser import answer_parser
-from services.router.text.choice_text import ChoiceText, TokenEvent
-from services.router.text.parsers.base import joined_calls
-from services.router.text.parsers.registry import TOOL_FORMATS
-from services.router.text.text_model import TextModel
+from baton.services.router.generation import TokenChunk
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.streaming.answer_parser import answer_parser
+from baton.services.router.text.choice_text import ChoiceText, TokenEvent
+from baton.services.router.text.parsers.base import joined_calls
+from baton.services.router.text.parsers.registry import TOOL_FORMATS
+from baton.services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import marked
 
 CONSTRAINED = [name for name, format in TOOL_FORMATS.items() if format.markup is not None]

@@ -15,10 +15,10 @@ from baton.domain.ids import RequestId
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import ConstraintMatcher
 from baton.grammar.tokenizer import GrammarTokenizer
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.text.parsers.reasoning import ReasoningStart
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.text.parsers.reasoning import ReasoningStart
+from baton.services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import marked
 
 OPEN, CLOSE = "<think>", "</think>"

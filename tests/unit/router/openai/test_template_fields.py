@@ -10,12 +10,12 @@ import pytest
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import OwnerId, RequestId
+from baton.services.router.openai.request_parser import CHAT, RawRequest, RequestParser
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.takeover.call_ownership import raw_request_of
+from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus
-from services.router.openai.request_parser import CHAT, RawRequest, RequestParser
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.takeover.call_ownership import raw_request_of
-from services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import byte_level_tokenizer
 
 TEMPLATE = (

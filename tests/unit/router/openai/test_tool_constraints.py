@@ -16,10 +16,10 @@ from baton.domain.constraint import Constraint
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import ConstraintMatcher
 from baton.grammar.tokenizer import GrammarTokenizer
-from services.router.openai.fields import FieldErrors, Fields
-from services.router.openai.tools.reader import RequestedTools, read_tools
-from services.router.text.parsers.base import ToolCall
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.fields import FieldErrors, Fields
+from baton.services.router.openai.tools.reader import RequestedTools, read_tools
+from baton.services.router.text.parsers.base import ToolCall
+from baton.services.router.text.text_model import TextModel
 from tests.grammars import VOCAB_SIZE
 from tests.unit.router.text.text_models import bundled
 

@@ -6,8 +6,8 @@ import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
-from services.router.openai.valid_request import StreamOptions, ValidRequest
-from services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.openai.valid_request import StreamOptions, ValidRequest
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
 from tests.unit.router.text.text_models import bundled
 
 MODEL_LEN = 64

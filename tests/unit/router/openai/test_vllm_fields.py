@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest
-from services.router.openai import validation
+from baton.services.router.openai import validation
 from tests.unit.router.openai.test_validation import MODEL_LEN, chat, completion
 from tests.unit.router.text.text_models import bundled
 

@@ -10,10 +10,10 @@ from typing import Any
 from baton.domain.errors import BatonError
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
-from services.router.generation import SequenceSpec, TokenChunk
-from services.router.openai.valid_request import StreamOptions, ValidRequest
-from services.router.streaming.token_stream import add_token
-from services.router.text.choice_text import TokenEvent
+from baton.services.router.generation import SequenceSpec, TokenChunk
+from baton.services.router.openai.valid_request import StreamOptions, ValidRequest
+from baton.services.router.streaming.token_stream import add_token
+from baton.services.router.text.choice_text import TokenEvent
 
 SEQUENCE = SequenceSpec(RequestId("call"), (1, 2), SamplingParams(), StopParams(100), "", 5.0)
 

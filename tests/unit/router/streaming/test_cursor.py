@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.streaming.cursor import Cursor
+from baton.services.router.streaming.cursor import Cursor
 from tests.unit.router.streaming.chunk_sources import digest_of
 
 IDS = st.from_regex(r"[A-Za-z0-9_-]{1,40}", fullmatch=True).map(RequestId)

@@ -8,12 +8,12 @@ import pytest
 
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason
-from services.router.openai.request_parser import ParsedRequest, RawRequest, RequestParser
-from services.router.openai.validation import RequestMetadata, RequestValidator
-from services.router.streaming.cursor import Cursor
-from services.router.streaming.sse_stream import SseStream
-from services.router.streaming.token_stream import TokenStream
-from services.router.text.text_model import TextModel
+from baton.services.router.openai.request_parser import ParsedRequest, RawRequest, RequestParser
+from baton.services.router.openai.validation import RequestMetadata, RequestValidator
+from baton.services.router.streaming.cursor import Cursor
+from baton.services.router.streaming.sse_stream import SseStream
+from baton.services.router.streaming.token_stream import TokenStream
+from baton.services.router.text.text_model import TextModel
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks
 from tests.unit.router.text.text_models import marked
 

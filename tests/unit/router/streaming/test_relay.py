@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from baton.domain.errors import WorkerLost
-from services.router.edge import sse
-from services.router.generation import TokenChunk
-from services.router.streaming import sse_stream
-from services.router.streaming.sse_stream import EventRelay
-from services.router.streaming.token_stream import TokenStream
-from services.router.text.choice_text import TokenEvent
+from baton.services.router.edge import sse
+from baton.services.router.generation import TokenChunk
+from baton.services.router.streaming import sse_stream
+from baton.services.router.streaming.sse_stream import EventRelay
+from baton.services.router.streaming.token_stream import TokenStream
+from baton.services.router.text.choice_text import TokenEvent
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
 from tests.unit.router.text.text_models import bundled
 

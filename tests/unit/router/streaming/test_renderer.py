@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from baton.domain.request import FinishReason, OutputToken, StopParams, TokenLogprobs
-from services.router.generation import TokenChunk
-from services.router.openai.chat import ChatResponseBuilder
-from services.router.openai.completions import CompletionResponseBuilder
-from services.router.openai.response_builder import ResponseBuilder
-from services.router.openai.schemas import PromptTokensDetails, Usage
-from services.router.openai.valid_request import StreamOptions, ValidRequest
-from services.router.streaming.renderer import SAMPLE_TEXT, EventRenderer
-from services.router.text.choice_text import ChoiceText, TokenEvent
-from services.router.text.parsers.base import ToolCall
+from baton.services.router.generation import TokenChunk
+from baton.services.router.openai.chat import ChatResponseBuilder
+from baton.services.router.openai.completions import CompletionResponseBuilder
+from baton.services.router.openai.response_builder import ResponseBuilder
+from baton.services.router.openai.schemas import PromptTokensDetails, Usage
+from baton.services.router.openai.valid_request import StreamOptions, ValidRequest
+from baton.services.router.streaming.renderer import SAMPLE_TEXT, EventRenderer
+from baton.services.router.text.choice_text import ChoiceText, TokenEvent
+from baton.services.router.text.parsers.base import ToolCall
 from tests.unit.router.streaming.chunk_sources import request
 from tests.unit.router.text.text_models import bundled
 

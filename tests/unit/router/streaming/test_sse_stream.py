@@ -9,11 +9,11 @@ import pytest
 from starlette.types import Message
 
 from baton.domain.errors import ModelReplaced
-from services.router.openai.chat import ChatResponseBuilder
-from services.router.openai.request_parser import ParsedRequest
-from services.router.streaming.cursor import Cursor
-from services.router.streaming.sse_stream import SseStream
-from services.router.streaming.token_stream import TokenStream
+from baton.services.router.openai.chat import ChatResponseBuilder
+from baton.services.router.openai.request_parser import ParsedRequest
+from baton.services.router.streaming.cursor import Cursor
+from baton.services.router.streaming.sse_stream import SseStream
+from baton.services.router.streaming.token_stream import TokenStream
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, digest_of, request
 from tests.unit.router.text.text_models import bundled
 

@@ -10,12 +10,12 @@ import pytest
 
 from baton.domain.errors import Broken, DeadlineExceeded, ModelReplaced, Superseded, WorkerLost
 from baton.domain.request import FinishReason
-from services.router.edge.disconnect import ClientTooSlow
-from services.router.generation import TokenChunk
-from services.router.streaming import token_stream
-from services.router.streaming.token_stream import MAX_QUEUED_EVENTS, TokenStream
-from services.router.streaming.unread_buffer import UnreadBudget
-from services.router.text.choice_text import TokenEvent
+from baton.services.router.edge.disconnect import ClientTooSlow
+from baton.services.router.generation import TokenChunk
+from baton.services.router.streaming import token_stream
+from baton.services.router.streaming.token_stream import MAX_QUEUED_EVENTS, TokenStream
+from baton.services.router.streaming.unread_buffer import UnreadBudget
+from baton.services.router.text.choice_text import TokenEvent
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
 from tests.unit.router.text.text_models import bundled
 

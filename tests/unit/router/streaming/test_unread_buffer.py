@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
-from services.router.openai.bounds import MAX_STOP_STRINGS
-from services.router.streaming.unread_buffer import MAX_UNREAD_LOGPROB_BYTES, UnreadBudget, UnreadBuffer
-from services.router.text.choice_text import TokenEvent
-from services.router.text.parsers.base import ToolCall
+from baton.services.router.openai.bounds import MAX_STOP_STRINGS
+from baton.services.router.streaming.unread_buffer import MAX_UNREAD_LOGPROB_BYTES, UnreadBudget, UnreadBuffer
+from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.parsers.base import ToolCall
 
 LOGPROBS = st.builds(
     TokenLogprobs,

@@ -10,15 +10,15 @@ import pytest
 from baton.domain.errors import Broken, Cancelled, DeadlineExceeded, Overloaded, Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.request import SamplingParams, StopParams
+from baton.services.router.generation import SequenceSpec
+from baton.services.router.openai.request_parser import RawRequest
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.openai.validation import RequestMetadata
+from baton.services.router.takeover.call_ownership import CallOwnership
+from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, CallStatus, Durability
 from baton.store.write_behind.writer import StoreWriter
-from services.router.generation import SequenceSpec
-from services.router.openai.request_parser import RawRequest
-from services.router.openai.valid_request import ValidRequest
-from services.router.openai.validation import RequestMetadata
-from services.router.takeover.call_ownership import CallOwnership
-from services.router.takeover.supersede_listener import SupersedeListener
 
 ID = RequestId("call")
 SEQUENCE = SequenceSpec(ID, (1, 2), SamplingParams(), StopParams(4), "", 10.0)

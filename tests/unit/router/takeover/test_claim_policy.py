@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.ownership import CallRole
+from baton.services.router.takeover.claim_policy import CLAIM_BACKOFF_S, CallClaim, ClaimPolicy, ClaimStep
 from baton.store.store import NO_BALLOT, CallRecord, CallStatus
-from services.router.takeover.claim_policy import CLAIM_BACKOFF_S, CallClaim, ClaimPolicy, ClaimStep
 
 P = 2.0
 ME, OTHER = OwnerId("me/1"), OwnerId("other/1")

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from baton.domain.ids import OwnerId, RequestId
+from baton.services.router.edge.http_errors import ForeignCall, error_response
+from baton.services.router.streaming.sse_stream import HEADER_GRACE_S
+from baton.services.router.takeover.takeover import FOREIGN_WAIT_S, TakeoverContext, Takeovers
 from baton.store.store import CallRecord, CallStatus
-from services.router.edge.http_errors import ForeignCall, error_response
-from services.router.streaming.sse_stream import HEADER_GRACE_S
-from services.router.takeover.takeover import FOREIGN_WAIT_S, TakeoverContext, Takeovers
 
 RECORD = CallRecord(RequestId("c"), OwnerId("r/0"), 1, CallStatus.ABANDONED, "/", b"{}", "", 0, 0, ())
 

@@ -13,12 +13,12 @@ from baton.domain.errors import ModelReplaced, WorkerLost
 from baton.domain.ids import AttemptId, RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
+from baton.services.router.generation import TokenChunk
+from baton.services.router.openai.valid_request import ValidRequest
+from baton.services.router.takeover.journal_reader import JournalReader
+from baton.services.router.takeover.takeover import Takeovers
 from baton.store.memory_store import MemoryStore
 from baton.store.store import JournalEntry, SequenceRecord, StateStore
-from services.router.generation import TokenChunk
-from services.router.openai.valid_request import ValidRequest
-from services.router.takeover.journal_reader import JournalReader
-from services.router.takeover.takeover import Takeovers
 
 ID = RequestId("c-0")
 FIRST, SECOND = AttemptId(ID, 1, 7), AttemptId(ID, first_attempt(2), 9)

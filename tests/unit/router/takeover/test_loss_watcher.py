@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.takeover.loss_watcher import LossWatcher
+from baton.services.router.takeover.loss_watcher import LossWatcher
 
 
 def test_a_loss_is_recent_until_owners_have_put_their_calls_again():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.domain.errors import InvalidRequest
-from services.router.text.chat_template import END_OF_FINAL_MESSAGE, ChatTemplate, RenderOptions
+from baton.services.router.text.chat_template import END_OF_FINAL_MESSAGE, ChatTemplate, RenderOptions
 from tests.unit.router.text.text_models import TEMPLATE, bundled
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.generation import TokenChunk
-from services.router.text.choice_text import ChoiceText, TokenEvent
+from baton.services.router.generation import TokenChunk
+from baton.services.router.text.choice_text import ChoiceText, TokenEvent
 from tests.unit.router.text.text_models import bundled
 
 EOS = 2

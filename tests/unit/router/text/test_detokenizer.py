@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.text.detokenizer import REPLACEMENT, WindowDetokenizer
-from services.router.text.text_model import TextModel
+from baton.services.router.text.detokenizer import REPLACEMENT, WindowDetokenizer
+from baton.services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import TEMPLATE, bundled, byte_level_tokenizer, sentencepiece
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.text.parsers import blocks, harmony
-from services.router.text.parsers.base import ParsedPiece, ToolCall
-from services.router.text.parsers.harmony import (
+from baton.services.router.text.parsers import blocks, harmony
+from baton.services.router.text.parsers.base import ParsedPiece, ToolCall
+from baton.services.router.text.parsers.harmony import (
     CALL,
     CHANNEL,
     CONSTRAIN,

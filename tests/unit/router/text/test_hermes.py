@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.generation import TokenChunk
-from services.router.text.choice_text import ChoiceText, TokenEvent
-from services.router.text.parsers import blocks
-from services.router.text.parsers.base import AnswerParser, OutputParser, ToolCall, call_id
-from services.router.text.parsers.registry import TOOL_FORMATS
+from baton.services.router.generation import TokenChunk
+from baton.services.router.text.choice_text import ChoiceText, TokenEvent
+from baton.services.router.text.parsers import blocks
+from baton.services.router.text.parsers.base import AnswerParser, OutputParser, ToolCall, call_id
+from baton.services.router.text.parsers.registry import TOOL_FORMATS
 from tests.unit.router.text.text_models import bundled
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

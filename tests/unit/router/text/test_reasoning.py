@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.generation import TokenChunk
-from services.router.text.choice_text import ChoiceText, TokenEvent
-from services.router.text.parsers.base import AnswerParser, OutputParser, ParsedPiece, TextParser, ToolCall
-from services.router.text.parsers.reasoning import ReasoningParser, ReasoningStart
-from services.router.text.parsers.registry import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS, reasoning_format
+from baton.services.router.generation import TokenChunk
+from baton.services.router.text.choice_text import ChoiceText, TokenEvent
+from baton.services.router.text.parsers.base import AnswerParser, OutputParser, ParsedPiece, TextParser, ToolCall
+from baton.services.router.text.parsers.reasoning import ReasoningParser, ReasoningStart
+from baton.services.router.text.parsers.registry import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS, reasoning_format
 from tests.unit.router.text.text_models import marked
 
 THINK = REASONING_FORMATS["think"]

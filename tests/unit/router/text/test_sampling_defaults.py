@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.bundled import MODEL_DIR
-from services.router.text.sampling_defaults import SamplingDefaults
-from services.router.text.text_model import TextModel
+from baton.services.router.text.sampling_defaults import SamplingDefaults
+from baton.services.router.text.text_model import TextModel
 
 
 def test_openai_defaults_apply_without_a_config() -> None:

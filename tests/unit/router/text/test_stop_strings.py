@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.router.text.stop_strings import ReleasedText, StopMatcher
+from baton.services.router.text.stop_strings import ReleasedText, StopMatcher
 
 TEXT = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)

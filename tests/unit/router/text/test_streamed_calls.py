@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.text.parsers.argument_stream import ConstrainedCalls
-from services.router.text.parsers.base import OutputParser, ParsedPiece, joined_calls
-from services.router.text.parsers.harmony import MARKERS, HarmonyParser
-from services.router.text.parsers.registry import HARMONY, TOOL_FORMATS
+from baton.services.router.text.parsers.argument_stream import ConstrainedCalls
+from baton.services.router.text.parsers.base import OutputParser, ParsedPiece, joined_calls
+from baton.services.router.text.parsers.harmony import MARKERS, HarmonyParser
+from baton.services.router.text.parsers.registry import HARMONY, TOOL_FORMATS
 from tests.unit.router.text.test_tool_formats import AT_HEAD, CALLS, SCHEMAS, WRITERS, Arguments, cut, mutated
 
 WRITTEN = {"qwen3_coder", "glm", "pythonic"}

@@ -8,8 +8,8 @@ from jinja2 import TemplateSyntaxError
 
 from baton.bundled import MODEL_DIR
 from baton.domain.errors import InvalidRequest
-from services.router.text.chat_template import ChatTemplate, RenderOptions
-from services.router.text.text_model import TextModel
+from baton.services.router.text.chat_template import ChatTemplate, RenderOptions
+from baton.services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import TEMPLATE, bundled, sentencepiece, sentencepiece_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]

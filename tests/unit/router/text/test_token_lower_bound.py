@@ -7,9 +7,9 @@ import pytest
 
 from baton.bundled import MODEL_DIR
 from baton.domain.errors import ContextOverflow
-from services.router.openai.validation import RequestValidator
-from services.router.text.text_model import TextModel
-from services.router.text.token_lower_bound import read_token_lower_bound
+from baton.services.router.openai.validation import RequestValidator
+from baton.services.router.text.text_model import TextModel
+from baton.services.router.text.token_lower_bound import read_token_lower_bound
 from tests.unit.router.openai.test_validation import ORIGIN
 from tests.unit.router.text import text_models
 

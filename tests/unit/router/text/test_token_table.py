@@ -7,8 +7,8 @@ import codecs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.text.detokenizer import ByteDetokenizer
-from services.router.text.token_table import TokenTable, TokenText
+from baton.services.router.text.detokenizer import ByteDetokenizer
+from baton.services.router.text.token_table import TokenTable, TokenText
 from tests.unit.router.text.text_models import bundled
 
 FOX = "🦊é".encode()

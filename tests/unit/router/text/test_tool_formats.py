@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.settings import ReasoningParserChoice, ToolParserChoice
-from services.router.text.parsers import blocks
-from services.router.text.parsers.base import ParsedPiece, ToolCall
-from services.router.text.parsers.registry import AUTO, HARMONY, NONE, REASONING_FORMATS, TOOL_FORMATS, tool_format
+from baton.services.router.settings import ReasoningParserChoice, ToolParserChoice
+from baton.services.router.text.parsers import blocks
+from baton.services.router.text.parsers.base import ParsedPiece, ToolCall
+from baton.services.router.text.parsers.registry import (
+    AUTO,
+    HARMONY,
+    NONE,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    tool_format,
+)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "add": {"properties": {"a": {"type": "integer"}, "b": {"anyOf": [{"type": "array"}, {"type": "null"}]}}},

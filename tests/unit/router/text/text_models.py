@@ -6,7 +6,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from baton.bundled import MODEL_DIR
-from services.router.text.text_model import TextModel
+from baton.services.router.text.text_model import TextModel
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

@@ -12,10 +12,10 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 
-from services.router.edge.api_keys import ApiKeys, make_entry, new_key
-from services.router.frontend import ApiLimits
-from services.router.routes import make_app
-from services.router.ui.bundle import FOLDERS, page_bundle
+from baton.services.router.edge.api_keys import ApiKeys, make_entry, new_key
+from baton.services.router.frontend import ApiLimits
+from baton.services.router.routes import make_app
+from baton.services.router.ui.bundle import FOLDERS, page_bundle
 from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 

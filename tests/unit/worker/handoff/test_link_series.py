@@ -12,11 +12,11 @@ from prometheus_client.metrics import MetricWrapperBase
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.mailbox import Mailbox
+from baton.services.decode.commands import DecodeCommand
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.worker.handoff.links import PeerLinks
-from services.decode.commands import DecodeCommand
 from tests.unit.worker.handoff.test_replaced_source import Puller, Registry, make_links, prefill_record
 
 HERE = WorkerRecord(WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(9), "a:2", "m", "f", 16, 512, 512)

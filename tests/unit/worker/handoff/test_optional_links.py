@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRole
 from baton.engine.mailbox import Mailbox
+from baton.services.decode.commands import DecodeCommand
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.worker.handoff.links import PeerLinks
-from services.decode.commands import DecodeCommand
 from tests.unit.worker.handoff.test_replaced_source import Puller, Registry, make_links, prefill_record
 
 

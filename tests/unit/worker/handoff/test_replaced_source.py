@@ -15,12 +15,12 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.handoff.import_commands import SourceReplaced
 from baton.engine.mailbox import Mailbox
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.decode.commands import DecodeCommand
 from baton.store.store import WorkerRegistry
 from baton.transfer.base import SourceInfo
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.links import LinkIdentity, PeerLinks
-from services.decode.commands import DecodeCommand
 
 ID = WorkerId("prefill-0")
 

@@ -14,6 +14,7 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord
 from baton.engine.mailbox import Mailbox
 from baton.rpc.channel_pool import ChannelPool
+from baton.services.decode.commands import DecodeCommand
 from baton.store.store import WorkerRegistry
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
@@ -21,7 +22,6 @@ from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.links import LinkIdentity
-from services.decode.commands import DecodeCommand
 from tests.unit.worker.handoff.test_replaced_source import LinksWithoutPeers, Puller, Registry, prefill_record
 
 P = WorkerId("prefill-0")

@@ -12,10 +12,10 @@ from baton.kv.events.event import CacheEvent, StoredEvent
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.services.decode.settings import DecodeSettings
 from baton.settings.base import SettingsError
 from baton.worker.event_log import SharedEventLog
 from baton.worker.kv_events.start import start_kv_events
-from services.decode.settings import DecodeSettings
 
 HERE = "tcp://127.0.0.1:*"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.cli.bench.client.answer_meter import AnswerMeter
-from services.cli.bench.client.sse import EventSplitter
-from services.cli.bench.results.records import MeasuredAnswer
+from baton.services.cli.bench.client.answer_meter import AnswerMeter
+from baton.services.cli.bench.client.sse import EventSplitter
+from baton.services.cli.bench.results.records import MeasuredAnswer
 
 
 def event(**body: Any) -> bytes:

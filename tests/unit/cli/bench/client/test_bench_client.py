@@ -8,11 +8,11 @@ import pytest
 
 from baton.domain.errors import Interrupted
 from baton.domain.request import FinishReason, OutputToken
-from services.cli.bench.client.bench_client import BenchClient, RequestTemplate, TargetError, warm_up
-from services.cli.bench.options import ApiEndpoint
-from services.cli.bench.results.records import PlannedRequest
-from services.cli.bench.workload.prompts import as_text
-from services.router.generation import TokenChunk
+from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate, TargetError, warm_up
+from baton.services.cli.bench.options import ApiEndpoint
+from baton.services.cli.bench.results.records import PlannedRequest
+from baton.services.cli.bench.workload.prompts import as_text
+from baton.services.router.generation import TokenChunk
 from tests.fake_dispatcher import DispatchScript, EmitChunk, RaiseError, WaitForGate, one_token_chunks
 from tests.service.http.http_server import MODEL, TIMEOUT_S, RouterServer, router, tokens_of
 from tests.unit.cli.bench.test_load_generator import FakeClock

@@ -2,12 +2,12 @@
 
 import pytest
 
+from baton.services.cli.bench.results.distribution import Distribution, percentile
+from baton.services.cli.bench.results.intervals import bootstrap_median, is_steady
+from baton.services.cli.bench.results.objectives import LatencyMetric, LatencyObjective, is_good, parse_objectives
+from baton.services.cli.bench.results.records import Delivery, RequestRow, inter_token_gaps
+from baton.services.cli.bench.results.summary import lag_verdict, summarize
 from baton.settings.base import SettingsError
-from services.cli.bench.results.distribution import Distribution, percentile
-from services.cli.bench.results.intervals import bootstrap_median, is_steady
-from services.cli.bench.results.objectives import LatencyMetric, LatencyObjective, is_good, parse_objectives
-from services.cli.bench.results.records import Delivery, RequestRow, inter_token_gaps
-from services.cli.bench.results.summary import lag_verdict, summarize
 
 
 def row(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.cli.bench.workload.arrivals import gamma_arrivals, jitter, rescale, stamp_resolution
+from baton.services.cli.bench.workload.arrivals import gamma_arrivals, jitter, rescale, stamp_resolution
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 8.0])

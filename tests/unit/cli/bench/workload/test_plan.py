@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from baton.services.cli.bench.options import Dataset, ServeOptions
+from baton.services.cli.bench.workload.plan import plan_requests, plan_warmups
+from baton.services.cli.bench.workload.prompts import FIRST_ID, Vocabulary, as_text, block_prompt
+from baton.services.cli.bench.workload.traces import TraceError, read_azure, read_mooncake, scaled_block_tokens
 from baton.settings.base import SettingsError
-from services.cli.bench.options import Dataset, ServeOptions
-from services.cli.bench.workload.plan import plan_requests, plan_warmups
-from services.cli.bench.workload.prompts import FIRST_ID, Vocabulary, as_text, block_prompt
-from services.cli.bench.workload.traces import TraceError, read_azure, read_mooncake, scaled_block_tokens
 
 MOONCAKE = [
     {"timestamp": 0, "input_length": 1500, "output_length": 160, "hash_ids": [0, 1, 2]},

@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.errors import WorkerLost
 from baton.rpc.gen import session_pb2 as pb
-from services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
 
 
 class Rig:

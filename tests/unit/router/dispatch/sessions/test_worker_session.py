@@ -14,8 +14,8 @@ from baton.domain.errors import WorkerLost
 from baton.domain.trace_context import TraceContext
 from baton.rpc.gen import common_pb2, decode_pb2
 from baton.rpc.gen import session_pb2 as pb
+from baton.services.router.dispatch.sessions.worker_session import WorkerSession
 from baton.session.lifecycle import SessionState
-from services.router.dispatch.sessions.worker_session import WorkerSession
 
 TRACE = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)
 
