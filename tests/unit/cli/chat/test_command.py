@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -98,6 +99,15 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture
+def sigint_is_heard() -> Iterator[None]:
+    """As in a terminal. Programs that a script starts in the background inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_is_heard")
 def test_ctrl_c_stops_the_answer_and_not_the_program(monkeypatch, capsys):
     gone = threading.Event()
     begun = says("Once")
