@@ -89,7 +89,7 @@ class PrefillScheduler:
         """`tags` None: pages are published without tags."""
         self._publisher = PagePublisher(cache, exports, tags, limits.page_size)
         self._tier, self.imports = sharing.tier, no_imports(cache) if sharing.imports is None else sharing.imports
-        cache.on_evict = None if sharing.tier is None else sharing.tier.on_evict
+        cache.on_evict = None if sharing.tier is None else self._on_evict
         self.cached_exports = sharing.exports
         self.quarantine = Quarantine(cache)
         self._checks = checks
@@ -316,6 +316,12 @@ class PrefillScheduler:
         self._queue.admit(prompt)
         gate.on_admitted()
         return True
+
+    def _on_evict(self, key: PageKey) -> None:
+        """What a tier reads back is the tier's, and no longer imported."""
+        self.imports.on_filled([key])
+        if self._tier is not None:
+            self._tier.on_evict(key)
 
     def _has_slot(self, prompt: Prompt, num_known: int, step: StepBudget) -> bool:
         """True if a prompt with `num_known` tokens may begin: few are half-done, it ends now, or it is the oldest."""

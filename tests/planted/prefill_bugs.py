@@ -76,8 +76,8 @@ PREFILL_BUGS = (
         PAGES,
         "copies of what a wrong page led to stay",
         "baton/engine/file_tier/controller.py",
-        "            self._drop(key)\n        for ended in",
-        "            pass\n        for ended in",
+        "            self._drop(key)\n            self._fresh",
+        "            pass\n            self._fresh",
         "tests/unit/file_tier/test_tier_failures.py",
     ),
     PlantedBug(

@@ -1,7 +1,7 @@
 """A tier below the pool: reads pages for waiting prompts, writes copies of cached pages. Engine thread only.
 
 Files and host memory differ by their mover. That of host memory ends what it starts at once, so that a waiting prompt
-has the pages in the same turn; `READ_BYTES` bound a turn.
+has the pages in the same turn. `READ_BYTES` bound what a turn reads; write-back copies whatever it evicts.
 
 Failures cost misses: a read that fails, comes late or has another digest is computed instead, and a write that finds no
 room is dropped. A read later than `READ_DEADLINE_S`, or `MAX_ERRORS` errors in a row, opens a circuit breaker: the tier
@@ -122,6 +122,7 @@ class TierController:
         foreign, self._seen_foreign = quarantine.foreign_since(self._seen_foreign)
         for key in (*keys, *foreign):  # a copy does not tell who computed its page
             self._drop(key)
+            self._fresh.discard(key)
         for ended in self._take_reads(now):
             self._end_read(ended, now)
         if self._load is not None and not self._load.late and now >= self._load.started_at + READ_DEADLINE_S:
@@ -184,11 +185,14 @@ class TierController:
 
     def on_evict(self, key: PageKey) -> None:
         """See `LowerTier`. A copy needs that of the page before it: copies those, too, the first one first."""
-        if self._write is not TierWrite.BACK or self._now < self._rests_until:
+        self._fresh.discard(key)  # whoever reads it next, it is no page of this read any more
+        if self._write is not TierWrite.BACK or self._now < self._rests_until or not self._may_write():
             return
         chain: list[PageKey] = []
         above: PageKey | None = key
         while above is not None and above not in self._tier:
+            if len(chain) == self._tier.num_slots:
+                return  # it could not keep them all; the first ones come when they are evicted themselves
             chain.append(above)
             above = self._cache.parent_of(above)
         for one in reversed(chain):
@@ -330,8 +334,6 @@ class TierController:
         cache.touch(load.use.keys[: len(held) + len(ids)])
         pool.drop([*held, *ids], Hold.LIVE)
         self._fresh.update(keys)
-        if len(self._fresh) > pool.num_pages:  # pages that were evicted before any use
-            self._fresh = {key for key in self._fresh if cache.find(key) is not None}
         return len(ids)
 
     def _drop(self, key: PageKey) -> None:

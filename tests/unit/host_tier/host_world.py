@@ -50,7 +50,8 @@ class HostWorld:
         ]
         self.exports = ExportTable(self.cache.pool, 1e6, False)
         limits = PrefillLimits(PAGE_SIZE, 4 * PAGE_SIZE, 4, NUM_PAGES)
-        sharing = PageSharing(TierStack(self.controllers))
+        self.stack = TierStack(self.controllers)
+        sharing = PageSharing(self.stack)
         self.scheduler = PrefillScheduler(self.cache, self.exports, limits, PageChecks(self.cache), None, sharing)
         self.runner = FakeRunner(self.memory, PAGE_SIZE, VOCAB_SIZE)
         self.num_asked = 0

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import PageKey
+from baton.domain.worker import WorkerRole
 from baton.engine.file_tier import controller
+from baton.kv.file_tier.lower_tier import TierUse
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
 from baton.settings.tiers import TierWrite
@@ -153,3 +155,28 @@ def test_whatever_happens_to_copies_tokens_are_the_models(
             keys = page_keys(tuple(prompts[0]), PAGE_SIZE, "")
             world.scheduler.on_keys_quarantined([keys[number % len(keys)] if other else PageKey(b"of no page")])
     world.check()
+
+
+def test_a_page_that_two_tiers_read_in_turn_is_counted_once():
+    """Read ahead for a prompt that goes away, evicted unused, and read again from the copy of its eviction."""
+    world = HostWorld([TierWrite.BACK, TierWrite.THROUGH])
+    world.ask(FIRST)
+    for _ in range(2):  # writes begin, and are seen to have ended
+        world.scheduler.schedule(0.0)
+    world.cache.clear()  # as after a restart: only the lower tier has them
+    world.tiers[0].drop(KEYS[0])
+    world.stack.prefetch([TierUse(KEYS[:NUM_FULL])], 0.0)
+    assert world.cache.num_matching(KEYS) == NUM_FULL
+    world.cache.clear()
+    assert KEYS[NUM_FULL - 1] in world.tiers[0]
+    assert world.ask(FIRST).num_from_tiers == {"host": NUM_FULL * PAGE_SIZE}
+
+
+def test_an_imported_page_that_a_tier_reads_again_is_the_tiers():
+    world = HostWorld()
+    world.ask(FIRST)
+    world.scheduler.imports._fresh = dict.fromkeys(KEYS, WorkerRole.DECODE)
+    world.cache.clear()
+    seal = world.ask(FIRST)
+    assert seal.num_from_tiers == {"host": NUM_FULL * PAGE_SIZE}
+    assert not seal.num_imported
