@@ -141,12 +141,15 @@ class MaskFiller:
 
     def num_allowed(self, request: EngineRequest, tokens: Sequence[int], drafts: Sequence[int]) -> int:
         """How many of `drafts` may follow `tokens`, prompt and output of `request`. A hint: `fill` decides."""
+        began = time.thread_time()
         try:
             state = self._take(request.id, SampleSpec.of(request, tokens))
         except ConstraintFailed:
             return 0
+        num = state.matcher.num_allowed(drafts)
+        state.spent_s += time.thread_time() - began
         self._keep(request.id, state)
-        return state.matcher.num_allowed(drafts)
+        return num
 
     def _fill_row(self, index: int, row: Row, spec: SampleSpec, masks: StepMasks, began: float) -> float:
         """Fills a row's masks, from `began` on this thread's clock; returns when that was done."""

@@ -35,7 +35,9 @@ class CorePlan:
     def slot(self, worker: str) -> int:
         """The worker's slot. Raises `BadCorePlan`."""
         if worker not in self.cores:
-            raise BadCorePlan(f"the plan of cores does not know {worker}; it has {', '.join(self.cores)}")
+            raise BadCorePlan(
+                f"the plan of cores does not know {worker or 'a worker without an id'}; it has {', '.join(self.cores)}"
+            )
         return list(self.cores).index(worker)
 
     def borrowable(self, worker: str) -> dict[int, int]:

@@ -55,10 +55,10 @@ def make_plan(
 ) -> LaunchPlan:
     """Workers first, the router last. `cores`: those of this process. Raises `OSError` for a busy port."""
     port = _choose_port(settings.host, settings.port)
-    roles = _roles(settings)
-    settings = settings.model_copy(update={"threads": num_threads(settings, cores)})
+    roles, threads = _roles(settings), num_threads(settings, cores)
+    settings = settings.model_copy(update={"threads": threads})
     *ports, admin_port = free_ports(2 * len(roles) + 1)
-    shares = share_cores(cores, len(roles), num_threads(settings, cores))
+    shares = share_cores(cores, len(roles), threads)
     commands, metrics = [], []
     for index, (name, role) in enumerate(roles.items()):
         rpc_port, metrics_port = ports[2 * index : 2 * index + 2]
@@ -87,7 +87,7 @@ def make_plan(
 
 
 def plan_cores(settings: UpSettings, cores: Sequence[int]) -> CorePlan | None:
-    """The cores that workers lend each other; None if there is nothing to lend."""
+    """The cores that workers lend each other; None without a second worker's core, or with too many workers."""
     names = list(_roles(settings))
     if not settings.lend_cores or not 1 < len(names) <= MAX_WORKERS:
         return None

@@ -64,7 +64,9 @@ def harmony_output(draw: Draw) -> str:
     parts.append(f"{START}assistant{CHANNEL}final{MESSAGE}{draw.choice(ANSWERS)}{draw.choice([RETURN, END, ''])}")
     if draw.random() < 0.6:
         parts.insert(0, f"{CHANNEL}analysis{MESSAGE}hm é {draw.choice(ANSWERS)}{END}{START}assistant")
-    draw.shuffle(parts[1:])
+    rest = parts[1:]
+    draw.shuffle(rest)
+    parts[1:] = rest
     output = "".join(parts[: draw.randint(1, len(parts))])
     at = draw.randrange(len(output) + 1)
     return output if draw.random() < 0.6 else output[:at] + draw.choice(["", *MARKERS, "x"]) + output[at + 1 :]

@@ -17,6 +17,9 @@ from weakref import finalize
 from baton.engine.drafts.ngram import MAX_STEP_TOKENS
 from baton.engine.drafts.suffix_automaton import SuffixAutomaton, SuffixIndex
 from baton.model.kernels.build import SUFFIX_INDEX, BuildSpec, source_digest
+from baton.telemetry.logs import get_logger
+
+log = get_logger()
 
 TOKEN_TYPE = "i"
 NATIVE_STEP_TOKENS = 4096
@@ -30,7 +33,7 @@ class SuffixLibrary:
     free: Callable[[int], None]
     append: Callable[[int, int, int, int], int]
     continuation: Callable[[int, int, int, int], int]
-    walk: Callable[[int, int, int, int], None]
+    match: Callable[[int, int, int, int], None]
     bytes: Callable[[int], int]
 
 
@@ -55,7 +58,7 @@ def open_suffix_library(spec: BuildSpec = SUFFIX_INDEX) -> SuffixLibrary | None:
         free=function("free", None, address),
         append=function("append", number, address, address, number, address),
         continuation=function("continuation", number, address, number, number, address),
-        walk=function("walk", None, address, address, number, address),
+        match=function("match", None, address, address, number, address),
         bytes=function("bytes", number, address),
     )
 
@@ -105,9 +108,9 @@ class NativeSuffixAutomaton:
 
     def match(self, text: Sequence[int]) -> tuple[int, int]:
         """See `SuffixIndex.match`."""
-        buffer, cursor = array(TOKEN_TYPE, text), array("q", [0, 0, 0])  # the root, length, end
-        self._library.walk(self._handle, *buffer.buffer_info(), cursor.buffer_info()[0])
-        return cursor[1], cursor[2]
+        buffer, found = array(TOKEN_TYPE, text), array("q", [0, 0])
+        self._library.match(self._handle, *buffer.buffer_info(), found.buffer_info()[0])
+        return found[0], found[1]
 
     def continuation_at(self, first: int, max_tokens: int) -> tuple[int, ...]:
         """See `SuffixIndex.continuation_at`."""
@@ -118,7 +121,10 @@ class NativeSuffixAutomaton:
 
 @functools.cache
 def _library() -> SuffixLibrary | None:
-    return open_suffix_library()
+    library = open_suffix_library()
+    if library is None:
+        log.warning("suffix_index_not_native", hint="Drafts cost more time; `make kernels` builds the library.")
+    return library
 
 
 def new_suffix_index() -> SuffixIndex:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from baton.domain.ids import AttemptId
 from baton.engine.drafts.base import NO_PROPOSAL, Proposal
-from baton.engine.drafts.store import MAX_OUTPUT_TOKENS, SuffixStore
+from baton.engine.drafts.store import SuffixStore
 from baton.engine.drafts.suffix_automaton import SuffixAutomaton, SuffixIndex
 
 MIN_MATCH_TOKENS = 3
@@ -78,7 +78,7 @@ class NGramDrafter:
         index.backlog += tokens
         if self._store is not None:
             index.tail.extend(tokens)
-            index.output += tokens[: MAX_OUTPUT_TOKENS - len(index.output)]
+            index.output += tokens[: self._store.max_output_tokens - len(index.output)]
 
     def end(self, id: AttemptId) -> None:
         """See `Drafter.end`."""

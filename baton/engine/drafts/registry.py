@@ -13,7 +13,7 @@ from types import MappingProxyType
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.native_suffix import max_step_tokens, new_suffix_index
 from baton.engine.drafts.ngram import NGramDrafter
-from baton.engine.drafts.store import SuffixStore
+from baton.engine.drafts.store import MAX_OUTPUT_TOKENS, SuffixStore
 from baton.settings.base import SettingsError
 
 ENTRY_POINT_GROUP = "baton.drafters"
@@ -51,7 +51,7 @@ def _ngram(_: int) -> NGramDrafter:
 
 
 def _ngram_shared(_: int) -> NGramDrafter:
-    store = SuffixStore(STORE_BYTES, new_suffix_index)
+    store = SuffixStore(STORE_BYTES, new_suffix_index, min(MAX_OUTPUT_TOKENS, max_step_tokens()))
     return NGramDrafter(max_step_tokens(), new_index=new_suffix_index, store=store)
 
 

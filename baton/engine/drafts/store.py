@@ -17,7 +17,7 @@ NUM_GENERATIONS = 4
 GENERATION_BYTES = 1024
 """What a generation takes beside its index."""
 MAX_OUTPUT_TOKENS = 4096
-"""Tokens of one output that are stored: half a millisecond in the step that ends it."""
+"""Tokens of one output that are stored: half a millisecond in the step that ends it, with the native index."""
 
 
 class _Generation:
@@ -29,7 +29,11 @@ class _Generation:
 class SuffixStore:
     """Suffix indexes by salt, together at most `max_bytes` after every call."""
 
-    def __init__(self, max_bytes: int, new_index: Callable[[], SuffixIndex]) -> None:
+    def __init__(
+        self, max_bytes: int, new_index: Callable[[], SuffixIndex], max_output_tokens: int = MAX_OUTPUT_TOKENS
+    ) -> None:
+        """`max_output_tokens`: of one output that are stored."""
+        self.max_output_tokens = max_output_tokens
         self._max_bytes = max_bytes
         self._new_index = new_index
         self._salts: OrderedDict[str, list[_Generation]] = OrderedDict()  # least recently used first; newest last
@@ -46,7 +50,7 @@ class SuffixStore:
             self.num_bytes += generations[-1].num_bytes
         newest = generations[-1]
         before = newest.num_bytes
-        newest.index.extend([*output[:MAX_OUTPUT_TOKENS], SEPARATOR])
+        newest.index.extend([*output[: self.max_output_tokens], SEPARATOR])
         newest.num_bytes = GENERATION_BYTES + newest.index.num_bytes
         self.num_bytes += newest.num_bytes - before
         while self.num_bytes > self._max_bytes:

@@ -22,7 +22,6 @@ class CoreLease:
 
     borrowable: tuple[int, ...]
     _kernels: Kernels
-    _memory: mmap.mmap
 
     def borrowed_s(self) -> float:
         """Time that this worker has computed on borrowed cores so far, in seconds."""
@@ -45,7 +44,7 @@ def join_core_lease(path: Path, worker: str, kernels: Kernels) -> CoreLease:
     _forever.append(memory)
     kernels.join_lease(ctypes.addressof(ctypes.c_char.from_buffer(memory)), slot)
     usable = tuple(core for core, owners in borrowable.items() if kernels.borrow_core(core, owners))
-    return CoreLease(usable, kernels, memory)
+    return CoreLease(usable, kernels)
 
 
 _forever: list[mmap.mmap] = []

@@ -15,12 +15,9 @@ from pathlib import Path
 import torch
 
 from baton.model.weight_file.format import WeightFile, open_weight_file, write_weight_file
+from baton.model.weight_file.inventory import EXPIRY_S, UNFINISHED, WEIGHTS
 from baton.model.weight_file.lock import FileLock
 from baton.model.weight_file.ownership import open_own, own_directory
-
-EXPIRY_S = 14 * 24 * 3600.0
-"""Files that nobody mapped for so long are unlinked when another one is packed."""
-_SUFFIX, _UNFINISHED = ".weights", ".tmp"
 
 
 class CachedWeights:
@@ -31,7 +28,7 @@ class CachedWeights:
         own_directory(directory)
         self._directory = directory
         self._key = key
-        self.path = directory / f"{key}{_SUFFIX}"
+        self.path = directory / f"{key}{WEIGHTS}"
 
     def lock(self) -> FileLock:
         """The lock of whoever packs this key."""
@@ -54,7 +51,7 @@ class CachedWeights:
     def publish(self, tensors: Sequence[torch.Tensor], manifest: str) -> None:
         """Writes the file in place of any other of this key. The caller holds the lock."""
         self._unlink_leftovers()
-        unfinished = self._directory / f"{self._key}{_UNFINISHED}"
+        unfinished = self._directory / f"{self._key}{UNFINISHED}"
         try:
             file = open_own(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
@@ -69,9 +66,9 @@ class CachedWeights:
 
     def _unlink_leftovers(self) -> None:
         """Removes what a killed packer of this key left, and expired files of others."""
-        (self._directory / f"{self._key}{_UNFINISHED}").unlink(missing_ok=True)
+        (self._directory / f"{self._key}{UNFINISHED}").unlink(missing_ok=True)
         oldest = time.time() - EXPIRY_S
-        for path in self._directory.glob(f"*{_SUFFIX}"):
+        for path in self._directory.glob(f"*{WEIGHTS}"):
             with suppress(OSError):
                 if path.lstat().st_mtime < oldest:
                     path.unlink()

@@ -20,12 +20,15 @@ from baton.model.weight_file.lock import FileLock
 from baton.model.weight_file.ownership import ForeignFile
 
 WEIGHTS, UNFINISHED = ".weights", ".tmp"
+"""What the names of ready and of unfinished files end with."""
+EXPIRY_S = 14 * 24 * 3600.0
+"""Files that nobody opened for so long may go."""
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (\d+)\s+(/.+?)(?: \(deleted\))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One thing that a cache holds. `age_s`: since it was last mapped or written. `users`: processes that map it.
+    """One thing that a cache holds. `age_s`: since it was written, or opened (weights). `users`: processes that map it.
 
     `kind`: weights, unfinished weights, kernels (current or not), or an unfinished build of kernels.
     """

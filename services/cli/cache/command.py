@@ -1,4 +1,4 @@
-"""`baton cache list` and `baton cache gc`: files of ready weights and builds of kernels, which grow with each version.
+"""`baton cache list` and `baton cache gc`: files of ready weights and builds of kernels.
 
 A file that a process maps is never removed. Registered by `baton.services.cli.main`.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from baton.model.weight_file.inventory import CacheEntry, kernel_entries, removable, remove, weight_entries
+from baton.model.weight_file.inventory import EXPIRY_S, CacheEntry, kernel_entries, removable, remove, weight_entries
 from baton.settings.model_source import resolve_model, weight_cache_directories
 
 DAY_S = 24 * 3600.0
@@ -44,7 +44,7 @@ def gc(
     *,
     model: Model = "bundled",
     weight_cache_dir: Directory = None,
-    older_than_days: Annotated[float, Parameter(help="Spare what was used since.")] = 14.0,
+    older_than_days: Annotated[float, Parameter(help="Spare what was used since.")] = EXPIRY_S / DAY_S,
     dry_run: Annotated[bool, Parameter(negative=(), help="Only show what would be removed.")] = False,
     json: AsJson = False,
 ) -> int:

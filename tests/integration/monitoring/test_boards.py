@@ -82,6 +82,10 @@ def test_every_panel_has_a_value_under_load(tmp_path: Path):
     with Cluster(tmp_path, decode_flags=drafting) as cluster, prometheus(cluster, tmp_path) as url:
         missing = {target: "" for target in expressions}
 
+        def accepted_drafts() -> float:
+            """The panels of drafts must not show zeros only."""
+            return cluster.metric("decode-0", "baton_draft_accepted_total")
+
         def all_shown() -> bool:
             body = {"model": cluster.model_name, "prompt": "Once upon a time there was " * 4, "max_tokens": 24}
             body["logit_bias"] = {"100": 100}  # one token again and again, as an n-gram drafter likes it
@@ -92,11 +96,12 @@ def test_every_panel_has_a_value_under_load(tmp_path: Path):
                     del missing[target]
                 else:
                     missing[target] = found
-            return not missing and cluster.metric("decode-0", "baton_draft_accepted_total") > 0  # drafts not zeros only
+            return not missing and accepted_drafts() > 0
 
         try:
             eventually(all_shown, PATIENCE_S, "every panel shows something")
         except Late as late:
-            raise Late({f"{t.panel}: {t.expression}": why for t, why in missing.items()}) from late
+            shown = {f"{t.panel}: {t.expression}": why for t, why in missing.items()}
+            raise Late(f"{accepted_drafts():.0f} accepted drafts; missing: {shown}") from late
         assert len(expressions) > 60
         assert firing(url) == []

@@ -48,11 +48,10 @@ public:
         find_match(end);
     }
 
-    // Follows a text of its own: `state` and `length` describe its longest suffix that occurs here.
-    void walk(const int32_t* tokens, int64_t n, int64_t* cursor) const {
-        int32_t state = static_cast<int32_t>(cursor[0]);
-        int64_t length = cursor[1];
-        while (state != kRoot && length <= states_[states_[state].link].length) state = states_[state].link;  // a clone
+    // Length of the longest suffix of a text of its own that occurs here, and one past an occurrence.
+    void match(const int32_t* tokens, int64_t n, int64_t* found) const {
+        int32_t state = kRoot;
+        int64_t length = 0;
         for (int64_t i = 0; i < n; i++) {
             int32_t target = next(state, tokens[i]);
             while (target == kNone && state != kRoot) {
@@ -62,7 +61,7 @@ public:
             }
             if (target != kNone) state = target, length++;
         }
-        cursor[0] = state, cursor[1] = length, cursor[2] = states_[state].end;
+        found[0] = length, found[1] = states_[state].end;
     }
 
     // Tokens from `first` on, up to a negative one; what lies behind the end repeats them.
@@ -79,7 +78,6 @@ public:
     int32_t size() const { return static_cast<int32_t>(tokens_.size()); }
     int64_t match_length() const { return match_length_; }
     int64_t match_end() const { return match_end_; }
-    int64_t num_states() const { return static_cast<int64_t>(states_.size()); }
     int64_t bytes() const {
         return static_cast<int64_t>(tokens_.capacity() * 4 + states_.capacity() * sizeof(State) +
                                     edges_.capacity() * sizeof(Edge) + slots_.capacity() * 4);
@@ -196,8 +194,8 @@ BATON_API int64_t baton_suffix_append(void* index, const int32_t* tokens, int64_
 }
 
 // `cursor`: state and length, which it moves over `n` tokens, and the end of an occurrence of what matches then.
-BATON_API void baton_suffix_walk(const void* index, const int32_t* tokens, int64_t n, int64_t* cursor) {
-    static_cast<const SuffixAutomaton*>(index)->walk(tokens, n, cursor);
+BATON_API void baton_suffix_match(const void* index, const int32_t* tokens, int64_t n, int64_t* found) {
+    static_cast<const SuffixAutomaton*>(index)->match(tokens, n, found);
 }
 
 BATON_API int64_t baton_suffix_continuation(const void* index, int64_t first, int64_t max, int32_t* out) {

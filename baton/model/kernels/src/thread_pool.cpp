@@ -2,9 +2,9 @@
 #include "thread_pool.h"
 
 #include <sched.h>
+#include <time.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -35,6 +35,13 @@ bool bind_to(int64_t core) {
     CPU_ZERO(&cores);
     CPU_SET(core, &cores);
     return sched_setaffinity(0, sizeof(cores), &cores) == 0;
+}
+
+// Time for which the calling thread had a core; time in which the owner had it does not count.
+int64_t thread_cpu_ns() {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (int64_t)time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
 // `allowed`: it may join the open call. `core` and `owners`: of a borrowed core.
@@ -133,13 +140,13 @@ class ThreadPool {
     }
 
     void run_borrowed_tasks(const std::atomic<uint64_t>& owners) {
-        const auto began = std::chrono::steady_clock::now();
+        const int64_t began = thread_cpu_ns();
         while (lease_is_idle(owners)) {
             const int64_t i = next_++;
             if (i >= num_tasks_) break;
             task_(context_, i);
         }
-        borrowed_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
+        borrowed_ns_ += thread_cpu_ns() - began;
     }
 
     void worker_loop(Worker& worker) {
@@ -194,5 +201,5 @@ BATON_API void baton_set_threads(int64_t num_threads) { pool().resize(num_thread
 // Adds a thread on `core`, which joins calls while no worker of `owners` computes. False if this process may not use it.
 BATON_API bool baton_borrow_core(int64_t core, uint64_t owners) { return pool().borrow(core, owners); }
 
-// Time that threads on borrowed cores have computed so far, in nanoseconds.
+// CPU time of calls on borrowed cores so far, in nanoseconds.
 BATON_API int64_t baton_borrowed_ns() { return pool().borrowed_ns(); }
