@@ -128,5 +128,9 @@ class AuthenticatedChannel:
 
 def with_call_tokens(channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation) -> AuthenticatedChannel:
     """`channel` with call tokens for one worker incarnation."""
-    key = trust.key("call-token") or OPEN_CLUSTER_KEY
-    return AuthenticatedChannel(channel, CallTokenIssuer(key, incarnation))
+    return AuthenticatedChannel(channel, call_token_issuer(trust, incarnation))
+
+
+def call_token_issuer(trust: ClusterTrust, incarnation: Incarnation) -> CallTokenIssuer:
+    """Issues tokens for calls to one worker incarnation; of a public key in an open cluster."""
+    return CallTokenIssuer(trust.key("call-token") or OPEN_CLUSTER_KEY, incarnation)

@@ -22,7 +22,7 @@ from baton.session.listener import HANDSHAKE_TIMEOUT_S, SessionOwner
 from baton.session.pump import SessionPump
 from baton.session.session import WORKER_KINDS, MessageSession, SessionLimits
 from baton.session.tags import NONCE_BYTES, session_keys
-from baton.session.wires.wire import ConnectionRefused, Wire, WireConnection
+from baton.session.wires.wire import CONNECT_TIMEOUT_S, ConnectionRefused, Wire, WireConnection
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.4
 REFUSED_PAUSE_S = 0.1
@@ -92,14 +92,20 @@ class SessionDialler:
     async def _connect(self) -> WireConnection:
         """Raises `ConnectionRefused` if nobody listens there."""
         try:
-            return await self._wire.connect(self._peer.address, self._peer.listener_incarnation)
-        except LinkBroken as error:
-            raise ConnectionRefused(str(error)) from None
+            async with self._while_it_lives(CONNECT_TIMEOUT_S):
+                return await self._wire.connect(self._peer.address, self._peer.listener_incarnation)
+        except (LinkBroken, TimeoutError) as error:
+            raise ConnectionRefused(str(error) or f"{self._peer.address} does not answer") from None
+
+    def _while_it_lives(self, seconds: float) -> asyncio.Timeout:
+        """Bounds a step of a dial, which ends with the session at the latest: its attempts must hear of that."""
+        now = self._loop.time()
+        return asyncio.timeout_at(min(now + seconds, self.session.next_wakeup() or now))
 
     async def _use(self, connection: WireConnection) -> bool:
         """Runs a connection to its end. Returns False if the handshake failed. Raises `ConnectionRefused`."""
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with self._while_it_lives(HANDSHAKE_TIMEOUT_S):
                 await self._shake_hands(connection)
         except SessionRefused as error:
             self.session.lose(str(error))
@@ -107,7 +113,8 @@ class SessionDialler:
         except ConnectionRefused:
             raise
         except (LinkBroken, TimeoutError) as error:
-            log.warning("session_handshake_failed", address=self._peer.address, why=str(error))
+            why = str(error) or "it has not ended in time"
+            log.warning("session_handshake_failed", address=self._peer.address, why=why)
             return False
         else:
             await self.pump.run(connection)

@@ -18,7 +18,6 @@ from baton.domain.trust import ClusterTrust
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.acceptor import AcceptedSession, Acceptor
 from baton.session.handshake import HandshakeFailed, OfferedConnection
-from baton.session.lifecycle import ENDED_STATES
 from baton.session.pump import SessionPump
 from baton.session.session import MessageSession, SessionLimits
 from baton.session.tags import NONCE_BYTES, session_keys
@@ -80,7 +79,7 @@ class SessionListener:
             return
         finally:
             self._num_half_open -= 1
-        if accepted is not None:
+        if accepted is not None and not self._closed:
             await self._serve_of(accepted).pump.run(connection)
 
     def drain(self) -> None:
@@ -113,9 +112,8 @@ class SessionListener:
         return served
 
     def _on_change(self) -> None:
-        self._acceptor.remove_ended()
-        for session in [session for session in self._served if session.state in ENDED_STATES]:
-            self._end(session)
+        for accepted in self._acceptor.remove_ended():
+            self._end(accepted.session)
 
     def _on_replaced(self, accepted: AcceptedSession) -> None:
         self._end(accepted.session)

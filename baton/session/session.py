@@ -151,7 +151,7 @@ class MessageSession:
         body = self.outbox.take()
         pong, connection.pong_owed = connection.pong_owed, 0
         ping = 0
-        if connection.pinged_at is None and now - connection.heard_at >= self._limits.ping_s:
+        if self._ping_is_due(connection, now):
             self._num_pings = self._num_pings % 0x7FFFFFFF + 1
             ping, connection.pinged_at, connection.ping_sent = self._num_pings, now, self._num_pings
         if body is None and not (pong or ping or self._ack_is_due(now)):
@@ -168,8 +168,11 @@ class MessageSession:
         connection = self._connection
         if connection is None:
             return False
-        silent = connection.pinged_at is None and now - connection.heard_at >= self._limits.ping_s
-        return self.outbox.has_work or bool(connection.pong_owed) or silent or self._ack_is_due(now)
+        is_due = self._ping_is_due(connection, now) or self._ack_is_due(now)
+        return self.outbox.has_work or bool(connection.pong_owed) or is_due
+
+    def _ping_is_due(self, connection: _Connection, now: float) -> bool:
+        return connection.pinged_at is None and now - connection.heard_at >= self._limits.ping_s
 
     def next_wakeup(self) -> float | None:
         """When `on_time` and `take` have something to do without a message; None once the session has ended."""

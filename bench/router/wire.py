@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import uvloop
 from rich.console import Console
 
 from baton.domain.ids import AttemptId, RequestId, WorkerId, new_incarnation
@@ -113,7 +114,7 @@ class SteppingDecode(decode_pb2_grpc.DecodeServicer):
 
 
 def _worker_main(pipe: Connection, step_s: float) -> None:
-    asyncio.run(_serve_worker(pipe, step_s))
+    uvloop.run(_serve_worker(pipe, step_s))
 
 
 async def _serve_worker(pipe: Connection, step_s: float) -> None:
@@ -245,7 +246,7 @@ def run(
     num_rotations: int, streams: Sequence[int], step_s: float, console: Console, on_rotation: OnRotation
 ) -> list[Block]:
     """Runs all rotations on a worker's process of its own."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         context = wire_ends(step_s)
         ends, numbers, probe = runner.run(context.__aenter__()), itertools.count(), LoopbackProbe()
         arms: dict[str, Callable[[], list[float]]] = {

@@ -15,8 +15,8 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc.auth_interceptor import SESSION_METHOD
-from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, OPEN_CLUSTER_KEY, CallTokenIssuer
-from baton.rpc.channel import open_channel
+from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY
+from baton.rpc.channel import call_token_issuer, open_channel
 from baton.rpc.channel_pool import CLIENT_OPTIONS
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.wires.wire import CONNECT_TIMEOUT_S, ConnectionRefused, Serve
@@ -44,9 +44,7 @@ class GrpcWire:
         except BaseException:
             await channel.close()
             raise
-        token = CallTokenIssuer(self._trust.key("call-token") or OPEN_CLUSTER_KEY, incarnation).issue(
-            SESSION_METHOD, b""
-        )
+        token = call_token_issuer(self._trust, incarnation).issue(SESSION_METHOD, b"")
         call: Any = channel.stream_stream(SESSION_METHOD)(metadata=((CALL_TOKEN_METADATA_KEY, token),))
         return GrpcDialledConnection(channel, call, self._closing)
 

@@ -188,9 +188,10 @@ class SessionWorld:
             other.append(queue[-1])
 
     def settle(self) -> None:
-        """The network is whole again: dials until all that was posted is applied, or a session is lost."""
+        """The network is whole again: dials until all that was posted is applied, or the dialler knows of a loss."""
         for _ in range(12):
-            if self._lost() or (self.down.is_complete and self.up.is_complete and self._acknowledged()):
+            is_complete = self.down.is_complete and self.up.is_complete and self._acknowledged()
+            if is_complete or self.dialler.state in ENDED_STATES:
                 return
             if self.dialler.state not in CONNECTED_STATES or not self._listener_reads():
                 self.dial()
@@ -232,9 +233,6 @@ class SessionWorld:
 
     def _sessions(self) -> list[MessageSession]:
         return [self.dialler] if self.listener is None else [self.dialler, self.listener]
-
-    def _lost(self) -> bool:
-        return any(session.state in ENDED_STATES for session in self._sessions())
 
     def _acknowledged(self) -> bool:
         return all(session.outbox.is_empty for session in self._sessions())

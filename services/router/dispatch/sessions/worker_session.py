@@ -27,6 +27,8 @@ class WorkerSession:
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(RECONCILE_S, self._reconcile)
         self.task = self._loop.create_task(dialler.run(self), name="worker-session")
+        # A task that is cancelled before its first step runs no `finally` of its own.
+        self.task.add_done_callback(lambda _: self.on_ended("this process has ended the session"))
 
     @property
     def has_ended(self) -> bool:

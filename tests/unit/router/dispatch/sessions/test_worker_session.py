@@ -123,3 +123,12 @@ async def test_open_streams_are_listed_for_the_worker(session: WorkerSession, di
     session._abort(2)
     session._reconcile()
     assert list(dialler.posted[-1].reconcile.streams) == [1, 3]
+
+
+async def test_a_session_that_is_cancelled_before_it_begins_ends_its_streams(dialler: RecordedDialler):
+    session = WorkerSession(cast(Any, dialler))
+    stream = session.open(request(1), TRACE)
+    session.task.cancel()
+    async with asyncio.timeout(5.0):
+        with pytest.raises(WorkerLost, match="this process has ended"):
+            await stream.read()

@@ -1,0 +1,79 @@
+"""Ends of sessions whose peer hangs in a handshake: both sides hear of them in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from baton.domain.ids import Incarnation
+from baton.domain.trust import OPEN_CLUSTER
+from baton.rpc.gen import session_pb2 as pb
+from baton.rpc.version import PROTOCOL_VERSION
+from baton.session.dialler import DialledPeer, SessionDialler
+from baton.session.handshake import DiallerHandshake
+from baton.session.lifecycle import SessionState
+from baton.session.listener import HANDSHAKE_TIMEOUT_S, SessionListener
+from baton.session.session import SessionLimits
+from baton.session.tags import NONCE_BYTES, session_keys
+from baton.session.wires.memory_wire import MemoryConnection, MemoryWire
+
+LISTENER, ROUTER = Incarnation(7), Incarnation(9)
+ADDRESS = "a:1"
+
+
+class Owner:
+    """Records the end of its session."""
+
+    def __init__(self, *_: Any) -> None:
+        self.ended = asyncio.Event()
+
+    def apply(self, messages: list[pb.StreamMessage]) -> None:
+        raise AssertionError("nothing is sent here")
+
+    def on_ended(self, reason: str) -> None:
+        self.ended.set()
+
+
+async def test_a_session_that_is_lost_ends_a_handshake_that_hangs():
+    """A listener that accepts and never answers: attempts wait for the session's time, not for the handshake's too."""
+    wire, owner = MemoryWire(), Owner()
+
+    async def hang(_: MemoryConnection) -> None:
+        await asyncio.Event().wait()
+
+    wire.listen(ADDRESS, hang)
+    peer = DialledPeer(ADDRESS, LISTENER, "router-0", ROUTER)
+    dialler = SessionDialler(wire, OPEN_CLUSTER, peer, SessionLimits(dial_s=0.05))
+    task = asyncio.create_task(dialler.run(owner))
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S / 2):
+        await task
+    assert owner.ended.is_set()
+    assert dialler.session.state is SessionState.LOST
+    await wire.close()
+
+
+async def test_a_listener_that_closes_within_a_handshake_opens_no_session():
+    wire = MemoryWire()
+    listener = SessionListener(OPEN_CLUSTER, LISTENER, SessionLimits(), Owner)
+    wire.listen(ADDRESS, listener.serve)
+    connection = await wire.connect(ADDRESS, LISTENER)
+    hello = pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        role=pb.SESSION_ROLE_ROUTER,
+        id="router-0",
+        incarnation=ROUTER,
+        listener_incarnation=LISTENER,
+        session_id=1,
+        connection=1,
+        nonce=bytes(NONCE_BYTES),
+    )
+    handshake = DiallerHandshake(session_keys(OPEN_CLUSTER)[0], hello)
+    await connection.send(handshake.hello())
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        challenge = await connection.receive()
+        assert challenge is not None
+        listener.close()
+        await connection.send(handshake.on_challenge(challenge).proof)
+        assert await connection.receive() is None
+    assert listener.num_sessions == 0
+    await wire.close()
