@@ -15,7 +15,8 @@ from baton.session.lifecycle import SessionState
 from baton.session.listener import HANDSHAKE_TIMEOUT_S, SessionListener
 from baton.session.session import SessionLimits
 from baton.session.tags import NONCE_BYTES, session_keys
-from baton.session.wires.memory_wire import MemoryConnection, MemoryWire
+from baton.session.wires.memory_wire import MemoryWire
+from baton.session.wires.wire import WireConnection
 
 LISTENER, ROUTER = Incarnation(7), Incarnation(9)
 ADDRESS = "a:1"
@@ -38,7 +39,7 @@ async def test_a_session_that_is_lost_ends_a_handshake_that_hangs():
     """A listener that accepts and never answers: attempts wait for the session's time, not for the handshake's too."""
     wire, owner = MemoryWire(), Owner()
 
-    async def hang(_: MemoryConnection) -> None:
+    async def hang(_: WireConnection) -> None:
         await asyncio.Event().wait()
 
     wire.listen(ADDRESS, hang)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from baton.model.weight_file import cache as cache_module
-from baton.model.weight_file.cache import EXPIRY_S, CachedWeights
+from baton.model.weight_file.cache import CachedWeights
+from baton.model.weight_file.inventory import EXPIRY_S
 from baton.model.weight_file.ownership import ForeignFile
 
 TENSORS = [torch.arange(5000)]
