@@ -83,16 +83,21 @@ proto: install-dev ## Regenerate baton/rpc/gen from protos/
 
 # torch is left out by requirements/overrides.txt. Every lock is resolved under the one for development, so that the
 # same package has the same version everywhere. Delete requirements/dev.txt first to take newer versions.
+# Extras are named one by one: `gpu` brings CUDA, and belongs to the lock for machines with a GPU alone.
 COMPILE = $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 lock: TOOLS := .venv-tools
 lock: ## Resolve pyproject.toml into requirements/*.txt
 	@rm -rf $(TOOLS) && $(or $(PYTHON),python3.11) -m venv $(TOOLS)
 	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check uv
-	$(COMPILE) --override requirements/overrides.txt --all-extras pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --override requirements/overrides.txt --extra worker --extra nixl --extra embedded --extra bench \
+		--extra zmq --extra otel --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt \
 		--extra worker --extra nixl --extra embedded pyproject.toml -o requirements/worker.txt
-	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt pyproject.toml -o requirements/router.txt
+	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt \
+		--extra worker --extra embedded --extra gpu pyproject.toml -o requirements/gpu.txt
+	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt --extra otel \
+		pyproject.toml -o requirements/router.txt
 	$(COMPILE) --override requirements/overrides.txt --group clients -o requirements/clients.txt
 	echo 'hatchling>=1.27' | $(COMPILE) -c requirements/dev.txt - -o requirements/build.txt
 	echo 'grpcio-tools==1.71.2' | $(COMPILE) --no-deps - -o requirements/proto.txt

@@ -8,13 +8,41 @@ level="${1:-run}"
 torch="${TORCH:-torch==2.13.0}"
 cpu_index="${TORCH_INDEX_URL-https://download.pytorch.org/whl/cpu}"
 log="${INSTALL_LOG:-.venv/install.log}"
+# What the default index's build of torch needs, one for CUDA 13; the packages of the extra `gpu` are for the same CUDA.
+oldest_driver=580
+
+# The version of NVIDIA's driver whose GPU can be reached; empty without one.
+nvidia_driver() {
+    local loaded="${NVIDIA_DRIVER_FILE:-/proc/driver/nvidia/version}"
+    if command -v nvidia-smi >/dev/null; then
+        nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -m 1 -oE '^[0-9]+\.[0-9.]+' || true
+    elif [ -r "$loaded" ]; then
+        grep -m 1 -oE '[0-9]+\.[0-9.]+' "$loaded" || true
+    fi
+}
+
+driver="$(nvidia_driver)"
+build=cpu
+if [ -n "$driver" ] && { [ "${driver%%.*}" -ge "$oldest_driver" ] || [[ "$torch" == *+* ]]; }; then build=cuda; fi
 case "$level" in
-    run) locks=(requirements/worker.txt requirements/build.txt) ;;
-    dev) locks=(requirements/dev.txt requirements/proto.txt) ;;
+    run) locks=(requirements/worker.txt) ;;
+    dev) locks=(requirements/dev.txt) ;;
     *) echo "usage: $0 [run|dev]" >&2; exit 2 ;;
 esac
+# A build of torch that was named (2.13.0+cu126) may be for another CUDA, so it comes without the extra.
+if [ "$build" = cuda ] && [[ "$torch" != *+* ]]; then
+    case "$level" in
+        run) locks=(requirements/gpu.txt) ;;
+        dev) locks+=(requirements/gpu.txt) ;;
+    esac
+fi
+case "$level" in
+    run) locks+=(requirements/build.txt) ;;
+    dev) locks+=(requirements/proto.txt) ;;
+esac
 
-key="$( { cat requirements/*.txt pyproject.toml hatch_build.py scripts/install.sh; echo "$torch $PWD"; } | sha256sum | cut -c1-16)"
+key="$( { cat requirements/*.txt pyproject.toml hatch_build.py scripts/install.sh; echo "$torch $build $PWD"; } \
+    | sha256sum | cut -c1-16)"
 is_installed() { [ -e ".venv/.baton-dev-$key" ] || [ -e ".venv/.baton-$level-$key" ]; }
 if is_installed; then exec .venv/bin/python -m scripts.build_kernels; fi
 
@@ -39,8 +67,6 @@ find_python() {
     return 1
 }
 
-has_nvidia_gpu() { [ -e /proc/driver/nvidia/version ] || { command -v nvidia-smi && nvidia-smi -L; } >/dev/null 2>&1; }
-
 # step WORDS... -- COMMAND...: a line on the terminal, the output in the log; the end of the log if the command fails.
 step() {
     local words=() began=$SECONDS
@@ -62,7 +88,11 @@ give_up() {
 
 # Without a GPU the default index would bring gigabytes of CUDA. torch's own index has a build for the CPU.
 install_torch() {
-    if [ -z "$cpu_index" ] || has_nvidia_gpu; then
+    if [ "$build" = cpu ] && [ -n "$driver" ]; then
+        echo "the NVIDIA driver $driver is older than $oldest_driver, which $torch needs: Baton will run on the CPU."
+        echo "Update the driver, or name a build for it: make TORCH=torch==2.13.0+cu126, with its index in pip's settings."
+    fi
+    if [ -z "$cpu_index" ] || [ "$build" = cuda ]; then
         step "installing $torch" -- "${pip[@]}" "$torch"
         return
     fi

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,7 +26,9 @@ case "$*" in
 esac
 """
 
-pytestmark = pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a GPU")
+DRIVER_FILE = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {0}  Release Build  (root@host)\nGCC version: gcc 12.2.0"
+)
 
 
 @pytest.fixture
@@ -35,7 +36,9 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "install.sh", tmp_path / "scripts")
     (tmp_path / "requirements").mkdir()
-    for name in ("requirements/worker.txt", "requirements/build.txt", "pyproject.toml", "hatch_build.py"):
+    for name in ("worker", "dev", "gpu", "build", "proto"):
+        (tmp_path / "requirements" / f"{name}.txt").write_text("")
+    for name in ("pyproject.toml", "hatch_build.py"):
         (tmp_path / name).write_text("")
     program(tmp_path / "bin" / "python", PYTHON)
     return tmp_path
@@ -47,15 +50,41 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def install(tree: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def nvidia_smi(tree: Path, driver: str) -> None:
+    """A stand-in that knows one GPU with this driver; with an empty one it fails, as without a device."""
+    program(
+        tree / "bin" / "nvidia-smi",
+        f'#!/bin/sh\n[ -n "{driver}" ] || {{ echo "No devices were found"; exit 6; }}\necho {driver}\n',
+    )
+
+
+def install(tree: Path, level: str = "run", **variables: str) -> subprocess.CompletedProcess[str]:
+    # A machine of its own: nothing of the host's PATH but the shell's tools, so no nvidia-smi of the host.
     environment = {
-        "PATH": f"{tree / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{tree / 'bin'}:{tools(tree)}",
         "PYTHON": str(tree / "bin" / "python"),
         "TORCH_INDEX_URL": CPU_INDEX,
+        "NVIDIA_DRIVER_FILE": str(tree / "driver"),
         **variables,
     }
-    command = ["bash", str(tree / "scripts" / "install.sh"), "run"]
+    command = [str(tools(tree) / "bash"), str(tree / "scripts" / "install.sh"), level]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def tools(tree: Path) -> Path:
+    """A folder of links to the programs that the script uses."""
+    folder = tree / "tools"
+    if not folder.is_dir():
+        folder.mkdir()
+        for name in "bash cat cp cut dirname flock grep head mkdir rm sha256sum sh tail touch".split():
+            (folder / name).symlink_to(shutil.which(name) or "/nonexistent")
+    return folder
+
+
+def locks(tree: Path) -> list[str]:
+    """The locks that were installed, in order."""
+    words = [word for call in calls(tree) for word in call.split()]
+    return [Path(word).stem for word in words if word.startswith("requirements/")]
 
 
 def calls(tree: Path) -> list[str]:
@@ -81,13 +110,57 @@ def test_the_default_index_is_the_fallback_and_is_said(tree):
     assert "may bring a build with CUDA" in done.stdout
 
 
-@pytest.mark.parametrize("how", ["a GPU", "no index"])
-def test_with_a_gpu_or_without_an_index_the_default_is_taken(tree, how):
-    if how == "a GPU":
-        program(tree / "bin" / "nvidia-smi", "#!/bin/sh\necho GPU 0\n")
-    done = install(tree, **({} if how == "a GPU" else {"TORCH_INDEX_URL": ""}))
-    assert done.returncode == 0, done.stderr
+def test_without_an_index_for_cpus_the_default_is_taken(tree):
+    assert install(tree, TORCH_INDEX_URL="").returncode == 0
     assert not any(CPU_INDEX in call for call in calls(tree))
+    assert locks(tree) == ["worker", "build"]
+
+
+@pytest.mark.parametrize("seen_by", ["nvidia-smi", "the kernel's file"])
+@pytest.mark.parametrize(("level", "expected"), [("run", ["gpu", "build"]), ("dev", ["dev", "gpu", "proto"])])
+def test_a_gpu_brings_torch_for_cuda_and_the_extra_gpu(tree, level, expected, seen_by):
+    if seen_by == "nvidia-smi":
+        nvidia_smi(tree, "580.65.06")
+    else:
+        (tree / "driver").write_text(DRIVER_FILE.format("580.65.06"))
+    done = install(tree, level)
+    assert done.returncode == 0, done.stderr
+    assert calls(tree)[0].endswith(" torch==2.13.0")
+    assert not any(CPU_INDEX in call for call in calls(tree))
+    assert locks(tree) == expected
+
+
+def test_nvidia_smi_without_a_device_is_no_gpu(tree):
+    nvidia_smi(tree, "")
+    (tree / "driver").write_text(DRIVER_FILE.format("580.65.06"))
+    assert install(tree).returncode == 0
+    assert CPU_INDEX in calls(tree)[0]
+    assert locks(tree) == ["worker", "build"]
+
+
+def test_a_driver_too_old_for_the_build_is_said_and_the_cpu_computes(tree):
+    nvidia_smi(tree, "570.172.08")
+    done = install(tree)
+    assert CPU_INDEX in calls(tree)[0]
+    assert locks(tree) == ["worker", "build"]
+    assert "driver 570.172.08 is older than 580" in done.stdout
+
+
+def test_a_named_build_of_torch_comes_without_the_extra_of_another_cuda(tree):
+    nvidia_smi(tree, "570.172.08")
+    assert install(tree, TORCH="torch==2.13.0+cu126").returncode == 0
+    assert calls(tree)[0].endswith(" torch==2.13.0+cu126")
+    assert locks(tree) == ["worker", "build"]
+
+
+def test_a_gpu_that_is_added_later_is_noticed(tree):
+    assert install(tree).returncode == 0
+    before = len(calls(tree))
+    assert install(tree).returncode == 0
+    assert len(calls(tree)) == before
+    nvidia_smi(tree, "580.65.06")
+    assert install(tree).returncode == 0
+    assert locks(tree) == ["worker", "build", "gpu", "build"]
 
 
 def test_the_noise_of_pip_goes_to_a_file(tree):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.unit.docker.stack import COMPOSE, DOCKER, ROOT
+from tests.unit.docker.stack import COMPOSE, DOCKER, GPU, ROOT
 
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 IGNORED = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
@@ -33,7 +33,7 @@ def test_no_part_of_the_router_image_installs_torch():
     assert {"torch", "transformers", "nixl-cu12"}.isdisjoint(names)
 
 
-@pytest.mark.parametrize("lock", ["build", "router", "worker"])
+@pytest.mark.parametrize("lock", ["build", "router", "${WORKER_LOCK}"])
 def test_locked_packages_are_installed_exactly(lock):
     lines = [line.strip() for line in DOCKERFILE.splitlines() if f"-r /src/requirements/{lock}.txt" in line]
     assert lines == [f"pip install --no-deps --require-hashes -r /src/requirements/{lock}.txt"]
@@ -44,6 +44,15 @@ def test_the_image_does_not_run_as_root(target):
     users = [line for stage in origins(target) for line in stages()[stage].splitlines() if line.startswith("USER")]
     assert users == ["USER baton"]
     assert stages()[target].startswith("FROM runtime AS")
+
+
+def test_the_gpu_overlay_installs_the_extra_gpu_and_nothing_unlocked():
+    assert "ARG WORKER_LOCK=worker\n" in DOCKERFILE
+    for worker in ("prefill", "decode"):
+        assert GPU["services"][worker]["build"]["args"] == {"TORCH_INDEX_URL": "", "WORKER_LOCK": "gpu"}
+    assert all((ROOT / "requirements" / f"{lock}.txt").exists() for lock in ("worker", "gpu"))
+    unlocked = [line.strip() for line in DOCKERFILE.splitlines() if "pip install" in line and "--no-deps" not in line]
+    assert unlocked == ['&& pip install "${TORCH}"']
 
 
 def test_no_remote_frontend_is_used_to_build():
