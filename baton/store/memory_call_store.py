@@ -220,7 +220,7 @@ class MemoryCallStore:
             return WriteOutcome.GAP
         has_more = bool(entry.tokens) and entry.first + len(entry.tokens) > len(journal.tokens)
         if record.attempt_id != entry.id:
-            self._sequences.put(replace(record, attempt=entry.id.attempt, owner_tag=entry.id.owner_tag))
+            self._sequences.put(transitions.after_journal_write(record, entry.id))
         if not journal.ended and (has_more or entry.finish is not None or entry.failure_code):
             self._append(journal, entry)
             self._journals.pop(id, None)

@@ -240,8 +240,8 @@ class SequenceStore(Protocol):
         """Enters a record again, in any state, after the store has lost it or some of its changes.
 
         Replaces a stored record of a lower attempt, or of the same attempt unless it has ended; `num_emitted` never
-        decreases then. Returns the record that the store has afterwards: it is another owner's if its attempt is
-        higher.
+        decreases then. Attempts without an owner tag are the same only under the same router's name. Returns the record
+        that the store has afterwards: it is another owner's if its attempt is higher.
         """
         ...
 
@@ -325,7 +325,8 @@ class CallStore(Protocol):
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         """Appends to journals in one round trip; returns the outcome of each entry.
 
-        The attempt fences: a lower one than the stored is refused, a higher one becomes the stored one.
+        The attempt fences: a lower one than the stored is refused, a higher one becomes the stored one. A higher ballot
+        also resumes the sequence, as the claim did that the store has lost.
         """
         ...
 

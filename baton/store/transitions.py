@@ -89,8 +89,8 @@ def after_put(stored: SequenceRecord | None, record: SequenceRecord) -> Sequence
     """The stored record after `SequenceStore.put_request`."""
     if stored is None or stored.attempt_id.order < record.attempt_id.order:
         return record
-    is_later = stored.attempt_id != record.attempt_id or stored.router_id != record.router_id
-    if is_later or stored.state.terminal:
+    others = not record.owner_tag and stored.router_id != record.router_id
+    if stored.attempt_id != record.attempt_id or others or stored.state.terminal:
         return stored
     return replace(record, num_emitted=max(stored.num_emitted, record.num_emitted))
 
@@ -107,6 +107,19 @@ def apply_resume(record: SequenceRecord, router_id: str, ballot: Ballot) -> Sequ
         return None
     first, tag = first_attempt(ballot[0]), ballot[1]
     return replace(record, state=target, attempt=first, owner_tag=tag, failure_code="", router_id=router_id)
+
+
+def after_journal_write(record: SequenceRecord, id: AttemptId) -> SequenceRecord:
+    """Returns the record after a journal write under `id`, which is not lower.
+
+    A higher ballot comes from an owner whose claim the store has lost: its state is resumed as that claim did, since
+    what is stored is the earlier owner's. The name of the router is the earlier one's until the record is put.
+    """
+    after = replace(record, attempt=id.attempt, owner_tag=id.owner_tag)
+    target = TABLE.get((record.state, RequestEvent.RESUME))
+    if record.attempt_id.ballot == id.ballot or target is None:
+        return after
+    return replace(after, state=target, failure_code="")
 
 
 def placeholder(id: RequestId, router_id: str, ballot: Ballot) -> SequenceRecord:

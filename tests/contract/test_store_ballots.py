@@ -146,6 +146,30 @@ async def test_a_journal_write_of_a_higher_ballot_raises_the_record(store: State
     assert await store.write_journal([JournalEntry(own, 2, (3,))]) == [WriteOutcome.SUPERSEDED]
 
 
+@pytest.mark.parametrize("state", list(RequestState))
+async def test_a_journal_write_of_a_higher_ballot_resumes_the_record(store: StateStore, state: RequestState) -> None:
+    """The store was rolled back to before a claim: what it shows is the earlier owner's state."""
+    await store.put_request(sequence(3, state=state))
+    id = AttemptId(SEQUENCE, 1001, 6)
+    assert await store.write_journal([JournalEntry(id, 0, (1, 2))]) == [WriteOutcome.DONE]
+    is_final = state.terminal and state is not RequestState.CANCELLED
+    assert await store.get(SEQUENCE) == sequence(1001, tag=6, state=state if is_final else RequestState.QUEUED)
+
+
+async def test_a_journal_write_of_a_later_attempt_keeps_the_state(store: StateStore) -> None:
+    await store.put_request(sequence(1001, tag=6, state=RequestState.DECODING))
+    id = AttemptId(SEQUENCE, 1002, 6)
+    assert await store.write_journal([JournalEntry(id, 0, (1, 2))]) == [WriteOutcome.DONE]
+    assert await store.get(SEQUENCE) == sequence(1002, tag=6, state=RequestState.DECODING)
+
+
+async def test_an_owner_tag_identifies_an_owner_whatever_the_name(store: StateStore) -> None:
+    await store.put_request(sequence())
+    await store.write_journal([JournalEntry(AttemptId(SEQUENCE, 1001, 6), 0, (1, 2))])
+    ours = replace(sequence(1001, tag=6, state=RequestState.SEALED), router_id="router-1")
+    assert await store.put_request(ours) == ours
+
+
 async def test_a_renewal_returns_the_last_one_and_the_generation(store: StateStore) -> None:
     first = await store.hold_lease(OURS, 3)
     assert (first.number, bool(first.generation)) == (0, True)

@@ -1,12 +1,14 @@
 """Failures found by the simulation, each in its smallest form."""
 
+from dataclasses import replace
+
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.store import transitions
 from baton.store.memory_store import MemoryStore
-from baton.store.store import SequenceRecord
+from baton.store.store import JournalEntry, SequenceRecord
 from baton.store.write_behind.record_sync import RecordSync
-from baton.store.write_behind.sync_status import SyncStatus
+from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 
 NAME = RequestId("r")
 
@@ -37,3 +39,20 @@ async def test_a_sequence_that_advances_during_a_store_read_is_still_written():
     record = await store.get(NAME)
     assert record is not None
     assert (record.state, record.attempt) == (RequestState.QUEUED, 2)
+
+
+async def test_an_end_is_written_over_a_record_that_only_a_journal_raised():
+    """Seed 900298: the store was rolled back to before a claim, and the journal's write came first.
+
+    The record had the claim's ballot, and the earlier router's name and state: its end was taken for another one's.
+    """
+    store = MemoryStore()
+    await store.put_request(SequenceRecord(NAME, 1, RequestState.DECODING, "router-0", "m", 3))
+    claimed = SequenceRecord(NAME, 1001, RequestState.QUEUED, "router-1", "m", 3, owner_tag=6)
+    sync = RecordSync(claimed, stored=claimed)
+    sync.update(replace(claimed, state=RequestState.FINISHED))
+    sync.status.stale = True
+    await store.write_journal([JournalEntry(claimed.attempt_id, 0, (1, 2))])
+    await sync.run(store)
+    assert await store.get(NAME) == sync.desired
+    assert sync.phase is SyncPhase.DONE

@@ -252,7 +252,7 @@ class RedisStore:
         if not entries:
             return []
         keys: list[str] = []
-        args: list[int | bytes] = [self._retention_ms, ATTEMPTS_PER_EPOCH]
+        args: list[int | str | bytes] = [self._retention_ms, ATTEMPTS_PER_EPOCH, _RESUME]
         for entry in entries:
             id, end = entry.id.request_id, entry.first + len(entry.tokens)
             first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere

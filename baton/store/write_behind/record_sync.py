@@ -64,7 +64,7 @@ class RecordSync:
             self.journal.mark_end_stored()
         desired = self._target
         events = None
-        if stored is not None and stored.attempt_id.ballot == desired.attempt_id.ballot:
+        if stored is not None and _same_owner(stored, desired):
             events = transitions.shortest_path(stored.state, desired.state, desired.attempt - stored.attempt)
         if stored is None or events is None:
             await self._put(store)
@@ -152,6 +152,11 @@ class RecordSync:
 def _same_state(one: SequenceRecord, other: SequenceRecord) -> bool:
     """True if two records of one sequence are in the same state of the same attempt."""
     return one.state is other.state and one.attempt == other.attempt and one.owner_tag == other.owner_tag
+
+
+def _same_owner(one: SequenceRecord, other: SequenceRecord) -> bool:
+    """False also for a record that only a journal write has raised to the ballot: it has the earlier router's name."""
+    return one.attempt_id.ballot == other.attempt_id.ballot and one.router_id == other.router_id
 
 
 def _leads_to(earlier: SequenceRecord, later: SequenceRecord) -> bool:

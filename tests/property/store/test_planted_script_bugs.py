@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton.domain.lifecycle import RequestState
 from baton.store.store import RecordLost
 from simulation.nodes.lua_store import LuaStore
 from simulation.runtime.lua_redis import LuaRedis, Reply
@@ -101,6 +102,26 @@ PLANTED = {
         "redis.call('HSET', request, 'attempt', attempt, 'owner_tag', tag)",
         "",
         ballots.test_a_journal_write_of_a_higher_ballot_raises_the_record,
+    ),
+    "journal: a claim that was lost does not resume": PlantedScriptBug(
+        "column[stored[3]] then",
+        "false then",
+        lambda store: ballots.test_a_journal_write_of_a_higher_ballot_resumes_the_record(store, RequestState.DECODING),
+    ),
+    "journal: every attempt resumes": PlantedScriptBug(
+        "(held_epoch ~= epoch or held_tag ~= tag) and",
+        "",
+        ballots.test_a_journal_write_of_a_later_attempt_keeps_the_state,
+    ),
+    "put request: the name is compared in spite of a tag": PlantedScriptBug(
+        "(tag ~= 0 or held[5] == ARGV[5])",
+        "held[5] == ARGV[5]",
+        ballots.test_an_owner_tag_identifies_an_owner_whatever_the_name,
+    ),
+    "put request: the name is not compared": PlantedScriptBug(
+        "(tag ~= 0 or held[5] == ARGV[5]) and",
+        "",
+        ballots.test_a_put_request_replaces_lower_attempts_only,
     ),
     "lease: a late renewal counts": PlantedScriptBug(
         "math.max(before, tonumber(ARGV[2]))",

@@ -1,4 +1,5 @@
--- Enters a sequence again, unless the store has a higher attempt, or the same one and it has ended.
+-- Enters a sequence again, unless the store has a higher attempt, or the same one and it has ended. Without an owner tag
+-- the router's name tells owners apart.
 -- KEYS: 1 sequence hash.
 -- ARGV: 1 retention in ms, 2 attempt, 3 owner tag, 4 attempts of an epoch, 5 router, 6 num_emitted,
 --       7 terminal states as JSON {state: true}, then field, value, field, value ...
@@ -12,7 +13,7 @@ if held[1] then
   local is_same = held_attempt == attempt and held_tag == tag
   local is_lower = held_epoch < epoch
     or (held_epoch == epoch and (held_tag < tag or (held_tag == tag and held_attempt < attempt)))
-  if is_same and held[5] == ARGV[5] and not cjson.decode(ARGV[7])[held[3]] then
+  if is_same and (tag ~= 0 or held[5] == ARGV[5]) and not cjson.decode(ARGV[7])[held[3]] then
     num_emitted = math.max(num_emitted, tonumber(held[4]))
   elseif not is_lower then
     return redis.call('HGETALL', KEYS[1])

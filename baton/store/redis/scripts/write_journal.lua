@@ -1,15 +1,18 @@
 -- Appends to the journals of many sequences. The id of an entry is `<tokens so far>-<1 at the journal's end, else 0>`, so
 -- "from token n on" is "after n-0", and order is a comparison.
 -- KEYS: for each entry 1 sequence hash, 2 journal (stream).
--- ARGV: 1 retention in ms, 2 attempts of an epoch, then for each entry: attempt, owner tag, index of its first token,
---       number of tokens after it, 1 if it ends the journal else 0, payload.
+-- ARGV: 1 retention in ms, 2 attempts of an epoch, 3 RESUME column of the table as JSON {state: next state}, then for
+--       each entry: attempt, owner tag, index of its first token, number of tokens after it, 1 if it ends the journal
+--       else 0, payload.
 -- Returns for each entry 0 written, 1 superseded, 2 not in order. A journal keeps the tokens that it has. A higher attempt
--- than the stored one becomes the stored one.
+-- than the stored one becomes the stored one; a higher epoch or tag comes from an owner whose claim the store has lost,
+-- and resumes the sequence as that claim did.
 -- The first write needs memory, so a full server refuses all entries together.
 local per_epoch = tonumber(ARGV[2])
+local column = cjson.decode(ARGV[3])
 
 local function write(request, journal, attempt, tag, first, last, ends, payload)
-  local stored = redis.call('HMGET', request, 'attempt', 'owner_tag')
+  local stored = redis.call('HMGET', request, 'attempt', 'owner_tag', 'state')
   if not stored[1] then
     return 2
   end
@@ -29,6 +32,9 @@ local function write(request, journal, attempt, tag, first, last, ends, payload)
   end
   if held_attempt ~= attempt or held_tag ~= tag then
     redis.call('HSET', request, 'attempt', attempt, 'owner_tag', tag)
+    if (held_epoch ~= epoch or held_tag ~= tag) and column[stored[3]] then
+      redis.call('HSET', request, 'state', column[stored[3]], 'failure_code', '')
+    end
     redis.call('PEXPIRE', request, ARGV[1])
   end
   if ended == '0' and (last > held or ends == '1') then
@@ -41,7 +47,7 @@ end
 
 local outcomes = {}
 for entry = 1, #KEYS / 2 do
-  local at = 3 + (entry - 1) * 6
+  local at = 4 + (entry - 1) * 6
   outcomes[entry] = write(KEYS[2 * entry - 1], KEYS[2 * entry], tonumber(ARGV[at]), tonumber(ARGV[at + 1]),
     tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5])
 end
