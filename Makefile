@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast test-clients lint format proto lock model kernels docs docs-site promtool helm chromium sim sim-nightly chaos planted soak clean
+.PHONY: help install install-dev up test test-fast test-clients test-compose lint format proto lock model kernels docs docs-site promtool helm chromium sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -43,6 +43,10 @@ test-clients: export OMP_NUM_THREADS := 1
 test-clients: install-dev ## LangChain, LiteLLM, instructor, agents, GuideLLM, AIPerf, lm-eval against a local cluster (ARGS="-k litellm")
 	@scripts/install_clients.sh
 	@$(BIN)/python -m tests.clients .venv-clients/bin/python $(ARGS)
+
+test-compose: export OMP_NUM_THREADS := 1
+test-compose: install-dev ## docker/compose.yaml for real: up, exact, scaled, killed under load, down (needs Docker; ARGS="--steps up,exact,down")
+	@$(BIN)/python -m tests.compose $(ARGS)
 
 promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
 	@scripts/fetch_promtool.sh
