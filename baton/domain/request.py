@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from baton.domain.constraint import Constraint
 from baton.domain.ids import AttemptId
+from baton.domain.media.span import MediaSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class EngineRequest:
     `tokens[:num_prompt_tokens]` is the prompt. The next output index is `num_emitted`. `salt` separates prefix caches.
     `constraint`: of the output, what earlier attempts emitted included. `prompt_logprobs`: as many of the best tokens
     are scored at each position of the prompt, beside the prompt's own; None: nothing is scored.
-    `priority`: the higher first, where workers heed it.
+    `priority`: the higher first, where workers heed it. `media`: spans of the prompt, in order.
     """
 
     id: AttemptId
@@ -68,6 +69,7 @@ class EngineRequest:
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
     priority: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def num_emitted(self) -> int:

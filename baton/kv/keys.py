@@ -2,6 +2,9 @@
 
 One flat key stands for a whole prefix, as in vLLM's block hashes. Router, prefill and decode compute the same key
 without sending tokens. 128 bits of BLAKE2b, because a collision would serve another request's KV.
+
+The placeholder ids of all images are equal. So the key of a page with rows of an image covers the image's identity and
+which of its rows they are (ADR 104). The key of a page of text does not depend on that rule.
 """
 
 from __future__ import annotations
@@ -9,10 +12,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import Struct
 
 from baton.domain.ids import PageKey
+from baton.domain.media.span import MediaSpan
 
 KEY_BYTES = 16
+_COUNT = Struct("<Q")
+_EXTRA = Struct("<5Q")
 
 
 def root_key(salt: str) -> PageKey:
@@ -20,16 +27,39 @@ def root_key(salt: str) -> PageKey:
     return PageKey(blake2b(salt.encode(), digest_size=KEY_BYTES, person=b"baton-page-root").digest())
 
 
-def next_key(parent: PageKey, tokens: Sequence[int]) -> PageKey:
-    """Key of the page that holds `tokens`, exactly one page of them, after the prefix `parent`."""
-    return PageKey(blake2b(array("I", tokens).tobytes(), key=parent, digest_size=KEY_BYTES).digest())
+def next_key(parent: PageKey, tokens: Sequence[int], extras: bytes = b"") -> PageKey:
+    """Key of the page that holds `tokens`, exactly one page of them, after the prefix `parent`.
+
+    `extras`: `page_extras` of the page.
+    """
+    data = array("I", tokens).tobytes()
+    if not extras:
+        return PageKey(blake2b(data, key=parent, digest_size=KEY_BYTES).digest())
+    whole = _COUNT.pack(len(tokens)) + data + extras
+    return PageKey(blake2b(whole, key=parent, digest_size=KEY_BYTES, person=b"baton-page-media").digest())
 
 
-def page_keys(tokens: Sequence[int], page_size: int, salt: str) -> list[PageKey]:
+def page_extras(start: int, end: int, media: Sequence[MediaSpan]) -> bytes:
+    """What the key of the page with the tokens [start, end) covers beside them; empty for a page of text.
+
+    Of each span that touches the page: its tokens in the page, its grid, and which rows of which item they are.
+    """
+    extras = []
+    for span in media:
+        first, last = max(start, span.first), min(end, span.end)
+        if first < last:
+            height, width = (0, 0) if span.grid is None else (span.grid.height, span.grid.width)
+            row = span.first_row + first - span.first
+            extras.append(_EXTRA.pack(first - start, last - first, row, height, width) + span.identity)
+    return b"".join(extras)
+
+
+def page_keys(tokens: Sequence[int], page_size: int, salt: str, media: Sequence[MediaSpan] = ()) -> list[PageKey]:
     """Keys of all full pages of `tokens`, in order."""
     keys: list[PageKey] = []
     parent = root_key(salt)
     for start in range(0, len(tokens) - page_size + 1, page_size):
-        parent = next_key(parent, tokens[start : start + page_size])
+        end = start + page_size
+        parent = next_key(parent, tokens[start:end], page_extras(start, end, media) if media else b"")
         keys.append(parent)
     return keys

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import PageId, PageKey
+from baton.domain.media.span import MediaSpan
+from baton.domain.request import EngineRequest
 from baton.kv.eviction import NO_PRIORITY
-from baton.kv.keys import next_key, page_keys, root_key
+from baton.kv.keys import next_key, page_extras, page_keys, root_key
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
@@ -18,14 +20,17 @@ from baton.kv.quarantine import Quarantine
 
 
 class PageTable:
-    """Pages [0, len(pages)) of a token sequence under a salt."""
+    """Pages [0, len(pages)) of a token sequence with its media spans, under a salt."""
 
-    def __init__(self, cache: PrefixCache, page_size: int, salt: str, hold: Hold) -> None:
+    def __init__(
+        self, cache: PrefixCache, page_size: int, salt: str, hold: Hold, media: Sequence[MediaSpan] = ()
+    ) -> None:
         self.pages: list[PageId] = []
         self._cache = cache
         self._page_size = page_size
         self._hold = hold
-        self.salt = salt  # may be set until the first page is cached
+        self.salt = salt  # salt and media may be set until the first page is cached
+        self.media = media
         self._keys: list[PageKey] = []  # of the cached pages
         self._counts_hits = False  # the matched pages are still to be counted as hits
         self._priority = NO_PRIORITY  # of the request
@@ -60,7 +65,7 @@ class PageTable:
 
     def match_tokens(self, tokens: Sequence[int]) -> int:
         """`match` for all full pages of `tokens`."""
-        return self.match(page_keys(tokens, self._page_size, self.salt))
+        return self.match(page_keys(tokens, self._page_size, self.salt, self.media))
 
     def match_checked(self, keys: Sequence[PageKey], checks: PageChecks, quarantine: Quarantine, now: float) -> int:
         """`match` of checked pages only: quarantines a page that is wrong and matches again."""
@@ -72,14 +77,15 @@ class PageTable:
             quarantine.add_pages(wrong, now)
             self.release()
 
-    def verify_prefix(self, tokens: Sequence[int], salt: str, num_pages: int) -> bool:
-        """True if the first `num_pages` pages, which were matched by keys, belong to `tokens` under `salt`.
+    def verify_prefix(self, request: EngineRequest, num_pages: int) -> bool:
+        """True if the first `num_pages` pages, which were matched by keys, belong to the tokens of `request`.
 
-        The table then takes that salt. The reservation brought only keys, the request brings the tokens.
+        The table then takes its salt and media. The reservation brought only keys, the request brings the rest.
         """
-        if page_keys(tokens[: num_pages * self._page_size], self._page_size, salt) != self._keys[:num_pages]:
+        tokens = request.tokens[: num_pages * self._page_size]
+        if page_keys(tokens, self._page_size, request.salt, request.media) != self._keys[:num_pages]:
             return False
-        self.salt = salt
+        self.salt, self.media = request.salt, request.media
         return True
 
     def num_missing(self, num_tokens: int) -> int:
@@ -120,7 +126,8 @@ class PageTable:
         key = parent or root_key(self.salt)
         keys: list[PageKey] = []
         for start in range(num_cached * self._page_size, num_full * self._page_size, self._page_size):
-            key = next_key(key, tokens[start : start + self._page_size])
+            end = start + self._page_size
+            key = next_key(key, tokens[start:end], page_extras(start, end, self.media))
             keys.append(key)
         new = tokens[num_cached * self._page_size : num_full * self._page_size]
         used = self._cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from baton.domain.ids import Incarnation, PageId, PageKey, new_incarnation
+from baton.domain.request import EngineRequest
 from baton.domain.trust import ClusterTrust
-from baton.kv.keys import next_key, page_keys, root_key
+from baton.kv.keys import next_key, page_extras, page_keys, root_key
 from baton.kv.memory import PoolMemory, page_parts
 
 NONCE_BYTES = 12
@@ -35,11 +36,13 @@ class PageTag:
     tag: bytes
 
 
-def page_identities(tokens: Sequence[int], page_size: int, salt: str, fingerprint: str) -> list[bytes]:
-    """Identities of all pages of `tokens`, in order; the last page may be partial."""
-    keys = page_keys(tokens, page_size, salt)
+def page_identities(request: EngineRequest, page_size: int, fingerprint: str) -> list[bytes]:
+    """Identities of all pages of the request's tokens, in order; the last page may be partial."""
+    tokens, media = request.tokens, request.media
+    keys = page_keys(tokens, page_size, request.salt, media)
     if tail := tokens[len(keys) * page_size :]:
-        keys.append(next_key(keys[-1] if keys else root_key(salt), tail))
+        extras = page_extras(len(keys) * page_size, len(tokens), media)
+        keys.append(next_key(keys[-1] if keys else root_key(request.salt), tail, extras))
     return [page_identity(key, fingerprint) for key in keys]
 
 

@@ -46,6 +46,7 @@ from baton.domain.request import (
 )
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.rpc.gen import common_pb2 as pb
+from baton.rpc.media_codec import decode_media, encode_media
 
 MAX_SCORE_NUMBERS = 1 << 16
 """Numbers of a message of scores: 256 KiB."""
@@ -186,11 +187,12 @@ def encode_request(request: EngineRequest) -> pb.EngineRequest:
         constraint=None if request.constraint is None else encode_constraint(request.constraint),
         prompt_logprobs=request.prompt_logprobs,
         priority=request.priority,
+        media=encode_media(request.media),
     )
 
 
 def decode_request(message: pb.EngineRequest) -> EngineRequest:
-    """From the wire. Raises `InvalidRequest` for a constraint that means nothing."""
+    """From the wire. Raises `InvalidRequest` for a constraint or a media span that means nothing."""
     return EngineRequest(
         id=decode_id(message.id),
         tokens=tuple(message.tokens),
@@ -201,6 +203,7 @@ def decode_request(message: pb.EngineRequest) -> EngineRequest:
         constraint=decode_constraint(message.constraint) if message.HasField("constraint") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         priority=message.priority,
+        media=decode_media(message.media),
     )
 
 

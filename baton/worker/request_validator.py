@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from baton.domain.constraint import Constraint, FreePhase
 from baton.domain.errors import ContextOverflow, InvalidRequest
 from baton.domain.ids import AttemptId
+from baton.domain.media.span import MediaRules
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2
@@ -27,10 +28,14 @@ MAX_DURATION_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class EngineRequestValidator:
-    """`vocab_size` of the model; `max_model_len`: most tokens of one sequence, prompt and output together."""
+    """`vocab_size` of the model; `max_model_len`: most tokens of one sequence, prompt and output together.
+
+    `media`: what the model asks of media spans; None: it is served without images.
+    """
 
     vocab_size: int
     max_model_len: int
+    media: MediaRules | None = None
 
     def validate_prompt(self, message: common_pb2.EngineRequest) -> EngineRequest:
         """The request, whose tokens can be prefilled. Raises `InvalidRequest` or `ContextOverflow`."""
@@ -41,6 +46,7 @@ class EngineRequestValidator:
         _require(self._are_tokens(request.tokens), "tokens", f"are not all below {self.vocab_size}")
         num_prompt = request.num_prompt_tokens
         _require(0 < num_prompt <= len(request.tokens), "num_prompt_tokens", f"is {num_prompt}, not among the tokens")
+        self._check_media(request)
         self._check_stop(request.stop)
         self._check_sampling(request.sampling)
         if request.constraint is not None:
@@ -65,6 +71,13 @@ class EngineRequestValidator:
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.max_model_len:
             raise ContextOverflow(f"{num_tokens} tokens are more than the {self.max_model_len} that fit this worker")
+
+    def _check_media(self, request: EngineRequest) -> None:
+        if self.media is None:
+            _require(not request.media, "media", "is not served by this worker, only text is")
+            return
+        fault = self.media.find_fault(request.tokens[: request.num_prompt_tokens], request.media)
+        _require(fault is None, "media", fault or "")
 
     def _check_stop(self, stop: StopParams) -> None:
         _require(stop.max_tokens > 0, "max_tokens", "is 0")

@@ -305,7 +305,7 @@ class ImportTable:
             return None
         num_cached_pages = kv_import.prefix_len // self.limits.page_size
         has_length = kv_import.num_tokens == len(request.tokens)
-        if not has_length or not kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages):
+        if not has_length or not kv_import.table.verify_prefix(request, num_cached_pages):
             return None
         kv_import.table.set_priority(request.priority)
         return kv_import

@@ -167,7 +167,7 @@ class KvImport:
         if len(chunk.tags) != len(chunk.pages) or any(not tag or len(tag) % TAG_BYTES for tag in chunk.tags):
             raise LinkBroken(f"{self.id}: {len(chunk.pages)} pages need as many tags of {TAG_BYTES} bytes a part")
         if not self.identities and self.request is not None:
-            self.identities = page_identities(self.request.tokens, page_size, self.request.salt, fingerprint)
+            self.identities = page_identities(self.request, page_size, fingerprint)
         identities = self.identities[chunk.first_page : chunk.first_page + len(chunk.pages)]
         return tuple([PageTag(*pair) for pair in zip(identities, chunk.tags, strict=True)])
 

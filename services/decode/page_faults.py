@@ -123,5 +123,5 @@ class PageFaults:
         request = kv_import.request
         if request is None or source is None or kv_import.source != source:
             return None
-        own = page_keys(request.tokens, self._page_size, request.salt)
+        own = page_keys(request.tokens, self._page_size, request.salt, request.media)
         return next((index for index, key in enumerate(own) if key in keys), None)

@@ -137,7 +137,8 @@ class DecodeScheduler:
         return [row.request.id for row in rows if row.table.holds_condemned() or (keys and self._used(row, keys))]
 
     def _used(self, row: DecodeRow, keys: frozenset[PageKey]) -> bool:
-        return not keys.isdisjoint(page_keys(row.tokens[: row.num_filled], self._page_size, row.request.salt))
+        salt, media = row.request.salt, row.request.media
+        return not keys.isdisjoint(page_keys(row.tokens[: row.num_filled], self._page_size, salt, media))
 
     def add(self, imported: ImportedPrompt) -> None:
         """Adds a validated import: the prompt's KV is in place, and the first token was sent."""

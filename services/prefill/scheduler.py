@@ -142,11 +142,11 @@ class PrefillScheduler:
             self._exports.abort(request.id)
             message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_usable}"
             return [*effects, Fail(request.id, ContextOverflow(message))]
-        table = PageTable(self._cache, size, request.salt, Hold.LIVE)
+        table = PageTable(self._cache, size, request.salt, Hold.LIVE, request.media)
         table.set_priority(request.priority)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
         prompt = Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
-        prompt.keys = page_keys(request.tokens, size, request.salt)
+        prompt.keys = page_keys(request.tokens, size, request.salt, request.media)
         # A cached position has no hidden state to score from: a prompt that is scored is computed from the first token.
         prompt.num_matchable = (len(request.tokens) - 1) // size if request.prompt_logprobs is None else 0
         prompt.identities = self._publisher.identities(request)

@@ -21,7 +21,7 @@ class PromptTags:
 
     def identities(self, request: EngineRequest) -> list[bytes]:
         """Identities of the pages of a prompt, in order."""
-        return page_identities(request.tokens, self._page_size, request.salt, self._fingerprint)
+        return page_identities(request, self._page_size, self._fingerprint)
 
     def identities_of_keys(self, keys: Sequence[PageKey]) -> list[bytes]:
         """Identities of full pages, by their keys."""

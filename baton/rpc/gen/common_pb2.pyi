@@ -84,7 +84,7 @@ class StopParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
-    __slots__ = ("id", "tokens", "num_prompt_tokens", "sampling", "stop", "salt", "constraint", "prompt_logprobs", "priority")
+    __slots__ = ("id", "tokens", "num_prompt_tokens", "sampling", "stop", "salt", "constraint", "prompt_logprobs", "priority", "media")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class EngineRequest(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     tokens: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -103,7 +104,24 @@ class EngineRequest(_message.Message):
     constraint: Constraint
     prompt_logprobs: int
     priority: int
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., salt: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    media: _containers.RepeatedCompositeFieldContainer[MediaSpan]
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., salt: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., media: _Optional[_Iterable[_Union[MediaSpan, _Mapping]]] = ...) -> None: ...
+
+class MediaSpan(_message.Message):
+    __slots__ = ("first", "num_tokens", "identity", "first_row", "grid_height", "grid_width")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    GRID_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRID_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    num_tokens: int
+    identity: bytes
+    first_row: int
+    grid_height: int
+    grid_width: int
+    def __init__(self, first: _Optional[int] = ..., num_tokens: _Optional[int] = ..., identity: _Optional[bytes] = ..., first_row: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("phases", "loop_to", "eos", "ignore_eos", "min_tokens")

@@ -314,7 +314,8 @@ class Attempt:
             self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
             decode, request = self._pair.decode, self._tracked.engine_request()
             computed = request.tokens[:-1]  # no step has computed the KV of the last token
-            self._workers.add_cached_pages(decode, page_keys(computed, decode.page_size, request.salt))
+            keys = page_keys(computed, decode.page_size, request.salt, request.media)
+            self._workers.add_cached_pages(decode, keys)
         return chunk if scores is None else self._with_scores(chunk, scores)
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:

@@ -275,7 +275,7 @@ class Reserver:
         max_tokens = request.num_prompt_tokens + request.stop.max_tokens
         keys = {}
         for size in self._workers.page_sizes():
-            keys[size] = page_keys(request.tokens, size, request.salt)
+            keys[size] = page_keys(request.tokens, size, request.salt, request.media)
         grammars = CAPABILITY if request.constraint is not None else ""
         return PlacementQuery(
             len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars,

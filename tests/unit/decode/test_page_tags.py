@@ -49,7 +49,7 @@ def test_a_read_has_the_tags_and_the_prompts_identities():
     pull = pull_of(claimed().import_policy.on_chunk(CHUNK, 1.0))
     assert pull.tags is not None
     assert tuple(one.tag for one in pull.tags) == TAGS
-    assert [one.identity for one in pull.tags] == page_identities(REQUEST.tokens, PAGE_SIZE, "tenant", "m")
+    assert [one.identity for one in pull.tags] == page_identities(REQUEST, PAGE_SIZE, "m")
 
 
 @pytest.mark.parametrize(

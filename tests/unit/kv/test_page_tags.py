@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.media.span import MediaSpan
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
@@ -21,6 +24,7 @@ from baton.kv.page_tags import (
 )
 from baton.transfer.base import Pull
 from baton.transfer.digest import digest_pages, wrong_positions
+from tests.tiny_workers import engine_request
 
 OLD, NEW, FOREIGN = (name * 32 for name in (b"o", b"n", b"f"))
 TRUST = ClusterTrust(OLD)
@@ -47,8 +51,10 @@ def wrong(memory: PageMemory, tags: list[bytes], identities: list[bytes], trust:
     return wrong_positions(memory, pull, slice(0, 3), TagVerifier(trust))
 
 
-def identities(tokens: tuple[int, ...] = TOKENS, salt: str = "", model: str = "m") -> list[bytes]:
-    return page_identities(tokens, 2, salt, model)
+def identities(
+    tokens: tuple[int, ...] = TOKENS, salt: str = "", model: str = "m", media: tuple[MediaSpan, ...] = ()
+) -> list[bytes]:
+    return page_identities(replace(engine_request("r", list(tokens), salt=salt), media=media), 2, model)
 
 
 def test_a_true_page_fits():
@@ -144,3 +150,9 @@ def test_full_pages_bind_their_page_keys():
     assert [one[:16] for one in identities()[:2]] == page_keys(TOKENS, 2, "")
     assert len(identities()) == 3
     assert len(identities((1,))) == 1
+
+
+def test_a_partial_page_of_another_image_has_another_identity():
+    red, blue = (identities(media=(MediaSpan(4, 1, name * 16),)) for name in (b"r", b"b"))
+    assert red[:2] == blue[:2] == identities()[:2]
+    assert len({red[2], blue[2], identities()[2]}) == 3

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from baton.domain import errors
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.ids import AttemptId, RequestId
+from baton.domain.media.span import MAX_SPANS, MediaGrid, MediaSpan
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams, TokenLogprobs
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2 as pb
@@ -58,6 +59,15 @@ constraints = st.builds(
     ignore_eos=st.booleans(),
     min_tokens=uint32,
 )
+grids = st.builds(MediaGrid, st.integers(1, 9), st.integers(1, 9))
+identities = st.binary(min_size=16, max_size=16)
+spans = st.one_of(
+    st.builds(MediaSpan, uint32, st.integers(1, 2**32 - 1), identities, st.none(), uint32),
+    st.builds(
+        lambda first, identity, grid: MediaSpan(first, grid.height * grid.width, identity, grid),
+        *(uint32, identities, grids),
+    ),
+)
 requests = st.builds(
     EngineRequest,
     id=ids,
@@ -67,6 +77,7 @@ requests = st.builds(
     stop=stops,
     salt=st.text(max_size=10),
     constraint=st.none() | constraints,
+    media=st.lists(spans, max_size=3).map(tuple),
 )
 logprobs = st.builds(TokenLogprobs, singles, st.lists(st.tuples(uint32, singles), max_size=5).map(tuple))
 tokens = st.builds(OutputToken, uint32, uint32, st.none() | logprobs)
@@ -91,6 +102,27 @@ def test_a_constraint_that_means_nothing_is_refused(wire: pb.Constraint):
     """A phase of a later version has no known kind: it is not skipped."""
     with pytest.raises(errors.InvalidRequest, match="constraint"):
         codec.decode_request(pb.EngineRequest(constraint=wire))
+
+
+@pytest.mark.parametrize(
+    ("span", "problem"),
+    [
+        (pb.MediaSpan(first=1, identity=b"i" * 16), "a span of 0 tokens"),
+        (pb.MediaSpan(num_tokens=1, identity=b"i" * 15), "an identity has 16 bytes"),
+        (pb.MediaSpan(num_tokens=4, identity=b"i" * 16, grid_height=2), "a grid of 2 x 0 is empty"),
+        (pb.MediaSpan(num_tokens=4, identity=b"i" * 16, grid_height=3, grid_width=2), "a grid of 3 x 2"),
+        (pb.MediaSpan(num_tokens=4, identity=b"i" * 16, grid_height=2, grid_width=2, first_row=1), "a grid of 2 x 2"),
+    ],
+)
+def test_a_media_span_that_means_nothing_is_refused(span: pb.MediaSpan, problem: str):
+    with pytest.raises(errors.InvalidRequest, match=f"media: {problem}"):
+        codec.decode_request(pb.EngineRequest(media=[span]))
+
+
+def test_too_many_media_spans_are_refused():
+    span = pb.MediaSpan(num_tokens=1, identity=b"i" * 16)
+    with pytest.raises(errors.InvalidRequest, match="media has 4097 spans"):
+        codec.decode_request(pb.EngineRequest(media=[span] * (MAX_SPANS + 1)))
 
 
 @given(tokens)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest
 from baton.domain.ids import AttemptId, RequestId
+from baton.domain.media.span import MediaGrid, MediaRules, MediaSpan
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2
@@ -58,3 +60,46 @@ def test_empty_and_oversized_ids_are_refused(name: str, attempt: int):
     with pytest.raises(InvalidRequest):
         validate_id(common_pb2.AttemptId(request_id=name, attempt=attempt))
     assert validate_id(common_pb2.AttemptId(request_id="x" * MAX_NAME_CHARS, attempt=1)).attempt == 1
+
+
+IMAGE = b"i" * 16
+WITH_IMAGES = replace(VALIDATOR, media=MediaRules(frozenset({1, 2})))
+WITH_GRIDS = replace(VALIDATOR, media=MediaRules(frozenset({1, 2}), has_grid=True))
+
+
+def validate_media(validator: EngineRequestValidator, *media: MediaSpan) -> EngineRequest:
+    """Validates the prompt 0 1 2 3, behind which an earlier attempt put out 1."""
+    sent = replace(request(), tokens=(0, 1, 2, 3, 1), media=media)
+    return validator.validate_prompt(codec.encode_request(sent))
+
+
+def test_spans_that_cover_the_placeholders_pass():
+    """An output token is not looked at: the model may put out the id of a placeholder."""
+    whole = MediaSpan(1, 2, IMAGE)
+    apart = MediaSpan(1, 1, IMAGE), MediaSpan(2, 1, IMAGE, first_row=1)
+    assert validate_media(WITH_IMAGES, whole).media == (whole,)
+    assert validate_media(WITH_IMAGES, *apart).media == apart
+    assert validate_media(WITH_GRIDS, MediaSpan(1, 2, IMAGE, MediaGrid(1, 2))).num_emitted == 1
+    assert validate_media(VALIDATOR).media == ()
+
+
+@pytest.mark.parametrize(
+    ("validator", "media", "problem"),
+    [
+        (VALIDATOR, [MediaSpan(1, 2, IMAGE)], "is not served by this worker, only text is"),
+        (WITH_IMAGES, [], "has no span for the placeholder at 1"),
+        (WITH_IMAGES, [MediaSpan(1, 1, IMAGE)], "has no span for the placeholder at 2"),
+        (WITH_IMAGES, [MediaSpan(2, 1, IMAGE)], "has no span for the placeholder at 1"),
+        (WITH_IMAGES, [MediaSpan(0, 3, IMAGE)], "has a span at 0 over tokens that are no placeholders"),
+        (WITH_IMAGES, [MediaSpan(1, 3, IMAGE)], "has a span at 1 over tokens that are no placeholders"),
+        (WITH_IMAGES, [MediaSpan(1, 9, IMAGE)], "has a span at 1 that is out of order or not within the 4 prompt"),
+        (WITH_IMAGES, [MediaSpan(2, 1, IMAGE), MediaSpan(1, 1, IMAGE)], "has no span for the placeholder at 1"),
+        (WITH_IMAGES, [MediaSpan(1, 2, IMAGE), MediaSpan(2, 1, IMAGE)], "has a span at 2 that is out of order"),
+        (WITH_IMAGES, [MediaSpan(1, 2, IMAGE, MediaGrid(1, 2))], "has a grid, which this model has not"),
+        (WITH_GRIDS, [MediaSpan(1, 2, IMAGE)], "needs a grid for every span here"),
+    ],
+)
+def test_other_spans_are_refused_by_name(validator: EngineRequestValidator, media: list[MediaSpan], problem: str):
+    with pytest.raises(InvalidRequest, match=f"media {problem}") as caught:
+        validate_media(validator, *media)
+    assert caught.value.param == "media"

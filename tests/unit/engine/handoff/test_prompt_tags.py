@@ -36,7 +36,7 @@ class Tagged:
 
     def fits(self, chunk: PublishedChunk, request: EngineRequest) -> list[bool]:
         assert chunk.tags is not None
-        identities = page_identities(request.tokens, PAGE_SIZE, request.salt, "m")[chunk.first_page :]
+        identities = page_identities(request, PAGE_SIZE, "m")[chunk.first_page :]
         contents, verifier = self.world.memory.read(chunk.pages), TagVerifier(TRUST)
         return [verifier.fits([c], PageTag(i, t)) for c, i, t in zip(contents, identities, chunk.tags, strict=False)]
 

@@ -1,0 +1,1 @@
+"""Media spans of a request, and the positions that follow from them."""
