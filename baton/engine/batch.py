@@ -9,6 +9,7 @@ from typing import Protocol, overload
 from baton.domain.constraint import Constraint
 from baton.domain.errors import ConstraintFailed
 from baton.domain.ids import AttemptId, PageId
+from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, bad_word_ends, banned_tokens
 from baton.domain.scores.prompt_scores import PromptScores
 
@@ -107,7 +108,7 @@ class Row:
     `pages` is the request's page table. It covers at least `start + len(tokens)` token slots; slots below `start` are
     filled. `sample` is None for a chunk that does not end the prompt. Otherwise it samples after the last token that is
     known, and `drafted` after each of the tokens behind it: the last `len(drafted)` tokens are proposals of a drafter.
-    `score`: of positions from `start` + 1 on.
+    `score`: of positions from `start` + 1 on. `media`: spans of the request; the runner has their embeddings.
     """
 
     id: AttemptId
@@ -117,6 +118,7 @@ class Row:
     sample: SampleSpec | None
     score: ScoreSpec | None = None
     drafted: tuple[SampleSpec, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def num_known_tokens(self) -> int:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
+from baton.engine.media.step_rows import EmbeddingSource, step_embeds, step_positions
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.loading.loader import LoadedModel
@@ -16,6 +19,7 @@ from baton.model.sampling.prompt_scorer import PromptScorer
 from baton.model.sampling.sampler import SampleResult, sample_tokens
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
+from baton.model.vision.embedding import Embeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,23 @@ class ModelRunner:
     """A `Runner` over a loaded model and a pool that it shares with the transfer."""
 
     def __init__(
-        self, model: LoadedModel, storage: PageStorage, max_graph_rows: int = 0, masks: MaskFiller | None = None
+        self,
+        model: LoadedModel,
+        storage: PageStorage,
+        max_graph_rows: int = 0,
+        masks: MaskFiller | None = None,
+        embeddings: EmbeddingSource | None = None,
     ) -> None:
         """`max_graph_rows`: most rows of a decode step that runs as a CUDA graph; 0: no graphs.
 
-        `masks` None: a row with a constraint is an error.
+        `masks` None: a row with a constraint is an error. `embeddings`: of the images that rows show.
         """
         decoder = model.decoder(storage)
         self._decoder = with_cuda_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._storage = storage
         self._sampler = model.sampler()
         self._masks = masks
+        self._embeddings = embeddings
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
@@ -101,13 +111,11 @@ class ModelRunner:
         """
         specs: list[SampleSpec] = []
         ids: list[int] = []
-        positions: list[int] = []
         segments: list[Segment] = []
         keep: list[int] = []
         for row in rows:
             segments.append(Segment(len(ids), row.start, len(row.tokens), row.pages))
             ids.extend(row.tokens)
-            positions.extend(range(row.start, row.start + len(row.tokens)))
             if row.sample is not None:
                 specs.append(row.sample)
                 specs += row.drafted
@@ -116,8 +124,19 @@ class ModelRunner:
         step = plan_step(segments, self._storage.geometry.page_size, device)
         # Not every model accepts an output head over zero rows, so at least one row is kept.
         places = keep or [len(ids) - 1]
-        flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
-        logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places, scorer)
+        flat_ids, flat_places = (int64_tensor(x, device) for x in (ids, places))
+        positions, embeds = self._positions(rows), self._embeds(rows)
+        logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         specs = check_rows(specs, masks, logits.shape[-1])
         return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks
+
+    def _positions(self, rows: tuple[Row, ...]) -> torch.Tensor:
+        """Positions of all new tokens, [tokens], or [3, tokens] where the axes of a model with three differ."""
+        positions = step_positions(rows)
+        if isinstance(positions, list):
+            return int64_tensor(positions, self._storage.device)
+        return torch.stack([int64_tensor(axis, self._storage.device) for axis in positions])
+
+    def _embeds(self, rows: tuple[Row, ...]) -> Embeds | None:
+        return step_embeds(rows, self._embeddings, self._storage.device)

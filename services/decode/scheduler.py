@@ -317,11 +317,10 @@ class DecodeScheduler:
 
     def _batch_row(self, row: DecodeRow, num_tokens: int = 1) -> Row:
         request, start, end = row.request, row.num_filled, row.num_filled + num_tokens
-        spec = None
-        if end == len(row.tokens):
-            spec = SampleSpec.of(request, row.tokens)
+        spec = SampleSpec.of(request, row.tokens) if end == len(row.tokens) else None
         score = ScoreSpec.of(request, start, end) if row in self._local else None
-        return Row(request.id, row.tokens[start:end], start, row.table.pages, spec, score)
+        pages, media = row.table.pages, request.media
+        return Row(request.id, row.tokens[start:end], start, pages, spec, score, media=media)
 
     @staticmethod
     def _walk(

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 from baton.domain.errors import BatonError, Broken, IntegrityFailure
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
+from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import PromptScores, join_scores
 from baton.domain.worker import WorkerRole
@@ -31,6 +32,7 @@ from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
+from baton.engine.media.step_rows import EmbeddingSource
 from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
@@ -107,9 +109,11 @@ class PairTokens:
 class LocalPair:
     """Both engines over one loaded model and two page pools."""
 
-    def __init__(self, model: LoadedModel, limits: PairLimits) -> None:
+    def __init__(self, model: LoadedModel, limits: PairLimits, embeddings: EmbeddingSource | None = None) -> None:
+        """`embeddings`: of the images in prompts. Only prefill needs them."""
         page_bytes = model.geometry.page_bytes
         self._model = model
+        self._embeddings = embeddings
         self._page_size = model.geometry.page_size
         part_ends = model.geometry.part_ends
         self.prefill_memory = PageMemory(limits.num_pages, page_bytes, part_ends)
@@ -124,13 +128,21 @@ class LocalPair:
         self._scores: dict[AttemptId, list[PromptScores]] = {}
 
     def submit(
-        self, prompt: tuple[int, ...], sampling: SamplingParams, stop: StopParams, prompt_logprobs: int | None = None
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        stop: StopParams,
+        prompt_logprobs: int | None = None,
+        media: tuple[MediaSpan, ...] = (),
     ) -> AttemptId | None:
-        """Starts a request; None while decode has no room. Raises `ContextOverflow` for one that can never fit."""
+        """Starts a request; None while decode has no room. Raises `ContextOverflow` for one that can never fit.
+
+        `media`: spans of the prompt, whose embeddings the pair was given.
+        """
         id = AttemptId(RequestId(uuid.uuid4().hex), 1)
-        request = EngineRequest(id, prompt, len(prompt), sampling, stop, prompt_logprobs=prompt_logprobs)
+        request = EngineRequest(id, prompt, len(prompt), sampling, stop, prompt_logprobs=prompt_logprobs, media=media)
         reply: DirectReply[Reserved | Busy] = DirectReply()
-        keys = tuple(page_keys(prompt, self._page_size, ""))
+        keys = tuple(page_keys(prompt, self._page_size, "", media))
         self._decode_mailbox.put(Reserve(id, len(prompt), keys, NO_DEADLINE_S, reply))
         self.decode.turn()
         if isinstance(reply.answer, BatonError):
@@ -222,7 +234,8 @@ class LocalPair:
     def _make_prefill(self, limits: PairLimits) -> PrefillLoop:
         cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.prefill_memory))
         checks = PageChecks(cache)
-        runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.prefill_memory))
+        storage = PageStorage.on_memory(self._model.geometry, self.prefill_memory)
+        runner = ModelRunner(self._model, storage, embeddings=self._embeddings)
         exports = ExportTable(cache.pool, NO_DEADLINE_S, grants_leases=False)
         rules = PrefillLimits(self._page_size, limits.token_budget, limits.max_rows, limits.num_pages)
         scheduler = PrefillScheduler(cache, exports, rules, checks)

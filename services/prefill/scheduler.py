@@ -367,7 +367,8 @@ class PrefillScheduler:
         spec = SampleSpec.of(prompt.request, tokens) if end == len(tokens) else None
         prompt.start_chunk(num_tokens, now)
         score = ScoreSpec.of(prompt.request, start, end)
-        return Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec, score)
+        pages, media = prompt.table.pages, prompt.request.media
+        return Row(prompt.request.id, tokens[start:end], start, pages, spec, score, media=media)
 
     def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         return [*self._publisher.publish(prompt, now)]

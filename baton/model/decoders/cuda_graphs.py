@@ -23,6 +23,7 @@ from baton.model.decoders.base import Decoder, LogitsReader
 from baton.model.decoders.lean import LeanDecoder
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
+from baton.model.vision.embedding import Embeds
 
 SMALL_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 SIZE_STEP = 32
@@ -124,11 +125,13 @@ class CudaGraphDecoder:
         step: StepMetadata,
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
+        embeds: Embeds | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`."""
         place = bisect.bisect_left(self.sizes, len(step.segments))
-        if place == len(self.sizes) or not step.is_decode_only or reader is not None:
-            return self._decoder.forward(input_ids, positions, step, keep, reader)
+        plain = step.is_decode_only and reader is None and embeds is None and positions.dim() == 1
+        if place == len(self.sizes) or not plain:
+            return self._decoder.forward(input_ids, positions, step, keep, reader, embeds)
         return self._graphs[place].forward(input_ids, positions, step).index_select(0, keep)
 
 

@@ -17,8 +17,10 @@ from baton.model.attention.base import AttentionBackend, AttentionCall, StepMeta
 from baton.model.attention.layers import ObservedLayer
 from baton.model.decoders.base import LogitsReader, read_in_parts
 from baton.model.decoders.lean_weights import ExpertFeedForward, GatedFeedForward, LeanModel
-from baton.model.decoders.ops import Ops
+from baton.model.decoders.ops import Ops, RopeTable
+from baton.model.decoders.rotary_axes import rows_by_axes
 from baton.model.storage import PageStorage
+from baton.model.vision.embedding import Embeds
 
 
 class LeanDecoder:
@@ -42,6 +44,8 @@ class LeanDecoder:
         tables = {id(rope): rope.table(max_positions) for rope in model.ropes}
         self._ropes = [tables[id(rope)] for rope in model.ropes]
         self._scale = _embedding_scale(model)
+        axes, device = model.feature_axes, model.embedding.device
+        self._axes = None if axes is None else torch.tensor(axes, device=device)
 
     def forward(
         self,
@@ -50,14 +54,15 @@ class LeanDecoder:
         step: StepMetadata,
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
+        embeds: Embeds | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`."""
         self.clear_partial_pages(step)
         self._backend.begin(step)
         if reader is None:
-            return self.compute(input_ids, positions, step, keep)
+            return self.compute(input_ids, positions, step, keep, embeds)
         with torch.inference_mode():
-            hidden = self._hidden(input_ids, positions, step, torch.cat((keep, reader.places)))
+            hidden = self._hidden(input_ids, positions, step, torch.cat((keep, reader.places)), embeds)
             read_in_parts(reader, hidden[len(keep) :], self._logits)
             return self._logits(hidden[: len(keep)])
 
@@ -67,11 +72,16 @@ class LeanDecoder:
             self._storage.clear(step.partial_pages)
 
     def compute(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        keep: torch.Tensor,
+        embeds: Embeds | None = None,
     ) -> torch.Tensor:
         """The last part of `forward`, after attention is planned. Reads the step's pages and slots, no segments."""
         with torch.inference_mode():
-            return self._logits(self._hidden(input_ids, positions, step, keep))
+            return self._logits(self._hidden(input_ids, positions, step, keep, embeds))
 
     def with_backend(self, backend: AttentionBackend) -> LeanDecoder:
         """This decoder with another backend over its storage. Weights and tables are shared."""
@@ -90,21 +100,30 @@ class LeanDecoder:
         return any(isinstance(layer.feed_forward, ExpertFeedForward) for layer in self._model.layers)
 
     def _hidden(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        keep: torch.Tensor,
+        embeds: Embeds | None,
     ) -> torch.Tensor:
         """Hidden states [len(keep), hidden_size], normalised for the head. The last feed-forward gets only `keep`."""
+        ropes, positions = self._ropes_at(positions)
         layers = self._model.layers
         norms = [*(layer.attention_norm for layer in layers[1:]), self._model.norm]  # the norm after each layer
         query = None  # [tokens, num_heads, head_dim], one buffer for all layers
-        residual = self._embed(input_ids)  # [tokens, hidden_size]
+        residual = self._embed(input_ids, embeds)  # [tokens, hidden_size]
+        deep = () if embeds is None else embeds.deep  # of fewer layers than there are
         hidden = self._ops.rms_norm(residual, layers[0].attention_norm, self._model.spec.eps)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            query = self._rope_and_write_kv(index, layer.qkv(hidden), positions, step, query)
+            query = self._rope_and_write_kv(index, layer.qkv(hidden), ropes[index], positions, step, query)
             seen = self._backend.attend(self._call(index, query)).flatten(1)  # [tokens, num_heads * head_dim]
             if next_norm is self._model.norm:
                 seen, residual = seen[keep], residual[keep]
             hidden = self._add(layer.attention_out(seen), layer.attention_out_norm, residual, layer.feed_forward_norm)
             change = self._feed_forward(layer.feed_forward, hidden)
+            if embeds is not None and index < len(deep):
+                residual.index_add_(0, embeds.places, deep[index].to(residual.dtype))
             hidden = self._add(change, layer.feed_forward_out_norm, residual, next_norm)
         return hidden
 
@@ -117,16 +136,31 @@ class LeanDecoder:
             change = self._ops.rms_norm(change, own_norm, eps, out=change)
         return self._ops.add_rms_norm(change, residual, next_norm, eps, out=change)
 
+    def _ropes_at(self, positions: torch.Tensor) -> tuple[Sequence[RopeTable], torch.Tensor]:
+        """Every layer's table of cosines and the row of each token in it. Made anew for positions [3, tokens]."""
+        if positions.dim() == 1 or self._axes is None:
+            return self._ropes, positions
+        made = {id(rope): rows_by_axes(rope, positions, self._axes) for rope in self._ropes}
+        return [made[id(rope)] for rope in self._ropes], torch.arange(positions.shape[1], device=positions.device)
+
     def _rope_and_write_kv(
-        self, index: int, qkv: torch.Tensor, positions: torch.Tensor, step: StepMetadata, query: torch.Tensor | None
+        self,
+        index: int,
+        qkv: torch.Tensor,
+        rope: RopeTable,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        query: torch.Tensor | None,
     ) -> torch.Tensor:
         heads, norms = self._model.spec.heads, self._model.layers[index].qk_norm
         where = (positions, self._storage, index, step)
-        return self._ops.rope_and_write_kv(qkv, self._ropes[index], heads, norms, *where, query)
+        return self._ops.rope_and_write_kv(qkv, rope, heads, norms, *where, query)
 
-    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, input_ids: torch.Tensor, embeds: Embeds | None) -> torch.Tensor:
+        """Embeddings of tokens, scaled where the family does that, and rows of images as they are."""
         rows = embedding(input_ids, self._model.embedding)
-        return rows if self._scale is None else rows.mul_(self._scale)
+        rows = rows if self._scale is None else rows.mul_(self._scale)
+        return rows if embeds is None else rows.index_copy_(0, embeds.places, embeds.rows.to(rows.dtype))
 
     def _call(self, index: int, query: torch.Tensor) -> AttentionCall:
         layer = self._observed[index]

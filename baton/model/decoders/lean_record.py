@@ -79,6 +79,8 @@ class LeanRecord:
 
 def record_model(model: LeanModel) -> tuple[LeanRecord, list[torch.Tensor]]:
     """The record and its tensors by number, contiguous. Raises `NoRecord`."""
+    if model.feature_axes is not None:
+        raise NoRecord("its positions have three axes")
     recorder = _Recorder()
     ropes = list({id(rope): rope for rope in model.ropes}.values())
     record = LeanRecord(

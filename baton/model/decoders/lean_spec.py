@@ -47,6 +47,9 @@ FAMILIES = {
     "qwen3": Family(qk_norm=True),
     "qwen3_moe": Family(qk_norm=True, experts=True),
     "phi3": Family(fused_projections=True),
+    "qwen2_vl_text": Family(),
+    "qwen2_5_vl_text": Family(),
+    "qwen3_vl_text": Family(qk_norm=True),
     "gemma2": Family(unit_offset_norms=True, sandwich_norms=True, scaled_embedding=True),
     "gemma3_text": Family(unit_offset_norms=True, sandwich_norms=True, scaled_embedding=True, qk_norm=True),
 }

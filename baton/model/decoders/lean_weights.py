@@ -15,6 +15,7 @@ from torch import nn
 
 from baton.model.decoders.lean_spec import LeanSpec
 from baton.model.decoders.ops import QkNorm, RopeTable
+from baton.model.decoders.rotary_axes import feature_axes
 from baton.model.errors import UnsupportedModel
 from baton.model.huge_pages import move_parameters, to_huge_pages
 from baton.model.kernels.library import Kernels
@@ -67,7 +68,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LeanModel:
-    """All weights. Layers with equal rotary embeddings share a `ropes[layer]`."""
+    """All weights. Layers with equal rotary embeddings share a `ropes[layer]`.
+
+    `feature_axes`: the axis of positions by which each pair of features rotates; None: there is one axis.
+    """
 
     spec: LeanSpec
     embedding: torch.Tensor
@@ -75,6 +79,7 @@ class LeanModel:
     ropes: tuple[Rope, ...]
     norm: torch.Tensor
     head: Linear
+    feature_axes: tuple[int, ...] | None = None
 
     def pack(self, packer: WeightPacker) -> int:
         """Packs every matrix that `packer` accepts, one after another. Returns their number."""
@@ -129,13 +134,15 @@ def make_lean_model(module: Any, spec: LeanSpec) -> LeanModel:
         base = module.model
         _refuse_leftovers(module, {"model", "lm_head"})
         _refuse_leftovers(base, {"embed_tokens", "layers", "norm"})
+        ropes = _ropes(base.rotary_emb, spec.rope_names)
         return LeanModel(
             spec=spec,
             embedding=base.embed_tokens.weight.detach(),
             layers=tuple(_layer(layer, spec) for layer in base.layers),
-            ropes=_ropes(base.rotary_emb, spec.rope_names),
+            ropes=ropes,
             norm=_norm(base.norm, spec),
             head=_linear(module.lm_head),
+            feature_axes=feature_axes(module.config.to_dict(), ropes[0].inv_freq.shape[-1]),
         )
     except AttributeError as error:
         raise UnsupportedModel(f"the stock module is built otherwise: {error}") from error

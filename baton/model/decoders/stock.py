@@ -20,6 +20,8 @@ from baton.model.attention.layers import ObservedLayer
 from baton.model.decoders.base import LogitsReader, read_in_parts
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
+from baton.model.vision.embedding import Embeds
+from baton.model.vision.text_model import stock_inputs
 
 
 class StockDecoder:
@@ -45,14 +47,15 @@ class StockDecoder:
         step: StepMetadata,
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
+        embeds: Embeds | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`. Raises `Broken` if a layer was skipped."""
         if step.partial_pages.numel():
             self._storage.clear(step.partial_pages)
         self._backend.begin(step)
         handler = PagedHandler(self._storage, self._backend, step)
-        inputs = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False}
         with use_handler(handler), torch.inference_mode():
+            inputs = stock_inputs(self._model, input_ids, positions, embeds)
             logits = self._logits(keep, inputs) if reader is None else self._read_logits(keep, inputs, reader)
         if handler.num_calls != self._num_layers:
             raise Broken(f"{handler.num_calls} of {self._num_layers} layers attended")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from baton.domain.media.span import MediaRules
 from baton.model.cpu import has_bfloat16_arithmetic
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.allow_list import TOKEN_EXACT
 from baton.model.loading.dequantize.methods import weight_format
 from baton.model.loading.dequantize.plan import WeightFormat
 from baton.model.loading.multimodal import MULTIMODAL, MultimodalSpec
+from baton.model.vision.spec import VisionSpec, vision_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -50,7 +53,8 @@ class ModelConfig:
     """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a torch dtype's name.
 
     `weight_format`: how its weights are quantised; None for plain ones. `multimodal`: the model that it is the text
-    model of; None for a text model. `model_type` is then the multimodal one's.
+    model of; None for a text model. `model_type` is then the multimodal one's. `vision` and `media`: of a model that is
+    served with images, and what it asks of media spans.
     """
 
     directory: Path
@@ -60,6 +64,8 @@ class ModelConfig:
     dtype: str
     weight_format: WeightFormat | None = None
     multimodal: MultimodalSpec | None = None
+    vision: VisionSpec | None = None
+    media: MediaRules | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -75,8 +81,11 @@ def read_config(
     max_model_len: int | None = None,
     device: str = "cpu",
     allowed: frozenset[str] = TOKEN_EXACT,
+    vision: bool = False,
 ) -> ModelConfig:
     """Reads and validates `config.json`. `max_model_len` may lower the model's own limit, never raise it.
+
+    `vision`: the model is to be served with images.
 
     Raises `UnreadableModel` where there is no readable config, `UnsupportedModel` where the model may not be served.
     """
@@ -89,7 +98,11 @@ def read_config(
             "attention, so it is not served; use one of: " + ", ".join(sorted(allowed | MULTIMODAL.keys()))
         )
     quantized = weight_format(raw)
-    config = stock_config(directory, multimodal)
+    seen = vision_spec(model_type) if vision else None
+    if seen is not None and quantized is not None:
+        raise UnsupportedModel("a quantised checkpoint is served on text only; use a plain one for images")
+    whole = _whole_config(directory)
+    config = _text_config(directory, whole, seen or multimodal)
     _refuse_what_pages_cannot_hold(raw, config.to_dict())
     return ModelConfig(
         directory=directory,
@@ -99,6 +112,8 @@ def read_config(
         dtype=_resolve_dtype(dtype, raw, device),
         weight_format=quantized,
         multimodal=multimodal,
+        vision=seen,
+        media=None if seen is None else seen.rules(whole),
     )
 
 
@@ -107,19 +122,36 @@ def stock_config(directory: Path, multimodal: MultimodalSpec | None) -> PreTrain
 
     Raises `UnreadableModel` for values that transformers does not take, `UnsupportedModel` for another text model.
     """
-    # Slow to import, and not needed for shared weights.
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, PreTrainedConfig
+    return _text_config(directory, _whole_config(directory), multimodal)
 
-    try:
-        whole = AutoConfig.from_pretrained(directory, local_files_only=True)
-        config = whole.get_text_config() if multimodal is None else multimodal.text_config(whole)
-    except (StrictDataclassError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
-        why = shorten(str(error), MAX_REASON_CHARS)
-        raise UnreadableModel(f"{directory / 'config.json'} is no config of transformers: {why}") from error
+
+def _whole_config(directory: Path) -> Any:
+    from transformers import AutoConfig  # slow to import, and not needed for shared weights
+
+    with _readable(directory):
+        return AutoConfig.from_pretrained(directory, local_files_only=True)
+
+
+def _text_config(directory: Path, whole: Any, spec: MultimodalSpec | VisionSpec | None) -> PreTrainedConfig:
+    from transformers import PreTrainedConfig
+
+    with _readable(directory):
+        config = whole.get_text_config() if spec is None else spec.text_config(whole)
     if not isinstance(config, PreTrainedConfig):
         raise UnreadableModel(f"{directory / 'config.json'} has a text_config that is no object")
     return config
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    """Turns errors of transformers over values of a config into `UnreadableModel`."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (StrictDataclassError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        why = shorten(str(error), MAX_REASON_CHARS)
+        raise UnreadableModel(f"{directory / 'config.json'} is no config of transformers: {why}") from error
 
 
 def text_model_type(directory: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from baton.model.loading.stored_weights import (
     stored_tensors,
     without_zero_biases,
 )
+from baton.model.vision.text_model import VisionTextModel
+from baton.model.vision.tower import VisionTower
 
 OnProgress = Callable[[int, int], None]
 """Called with (tensors read, total tensors) while weights are read."""
@@ -50,13 +52,45 @@ def load_weights(
             model, report = _read_tensors(config, tensors) if notes else _read_plain(config)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnreadableModel(f"the weights in {config.directory} cannot be read: {error}") from error
-    if missing := sorted(report["missing_keys"]):
-        raise UnreadableModel(
-            f"{len(missing)} tensors are missing from {config.directory}, first {missing[0]}; download the model again"
-        )
+    _refuse_missing(config, report["missing_keys"])
     assert isinstance(model, torch.nn.Module)
     refuse_unused_tensors(model, without_zero_biases(report["unexpected_keys"], tensors))
     return model.to(device).eval().requires_grad_(False), "; ".join(notes)
+
+
+def load_vision_weights(
+    config: ModelConfig, device: str = "cpu", on_progress: OnProgress | None = None
+) -> tuple[VisionTextModel, VisionTower]:
+    """The text model and the vision tower of a vision-language model, both as `load_weights` loads a text model.
+
+    Raises what `load_weights` raises.
+    """
+    from transformers import AutoModelForImageTextToText  # slow to import
+
+    stored, files = stored_tensors(config.directory)
+    refuse_packed_tensors(stored)
+    tensors = lazy_tensors(files, CheckpointPlan((), ()))
+    try:
+        with _progress(on_progress):
+            options = _options(config)
+            whole, report = AutoModelForImageTextToText.from_pretrained(
+                config.directory, trust_remote_code=False, **options
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UnreadableModel(f"the weights in {config.directory} cannot be read: {error}") from error
+    _refuse_missing(config, report["missing_keys"])
+    refuse_unused_tensors(whole, without_zero_biases(report["unexpected_keys"], tensors))
+    whole = whole.to(device).eval().requires_grad_(False)
+    text = VisionTextModel(whole.model.language_model, whole.lm_head)
+    del whole.model.language_model  # the layers may be packed, which must free the plain ones
+    return text, VisionTower(whole.model)
+
+
+def _refuse_missing(config: ModelConfig, names: Collection[str]) -> None:
+    if missing := sorted(names):
+        raise UnreadableModel(
+            f"{len(missing)} tensors are missing from {config.directory}, first {missing[0]}; download the model again"
+        )
 
 
 def _read_plain(config: ModelConfig) -> Any:

@@ -35,7 +35,8 @@ from baton.model.linears.packed_modules import module_tensors, pack_modules, unp
 from baton.model.linears.packing import WeightLayout, choose_packer
 from baton.model.loading.allow_list import TOKEN_EXACT
 from baton.model.loading.config import DtypeChoice, ModelConfig, read_config
-from baton.model.loading.hf_weights import OnProgress, load_weights
+from baton.model.loading.hf_weights import OnProgress, load_vision_weights, load_weights
+from baton.model.loading.image_check import ImageLogits, check_image, image_reference
 from baton.model.loading.kernel_choice import KernelChoice, KernelUse, choose_kernels
 from baton.model.loading.quantization import Quantization, QuantizationReport, quantize, require_int8_support
 from baton.model.loading.self_check import (
@@ -52,6 +53,8 @@ from baton.model.sampling.native import NativeSampler
 from baton.model.sampling.sampler import SamplerBackend, TorchSampler
 from baton.model.smaps import WeightMemory, measure_memory
 from baton.model.storage import PageStorage
+from baton.model.vision.text_model import VisionTextModel
+from baton.model.vision.tower import VisionTower
 
 T = TypeVar("T")
 ModelImpl = torch.nn.Module | LeanModel
@@ -108,7 +111,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that passed the self-check. `geometry` is that of its pages."""
+    """A model that passed the self-check. `geometry` is that of its pages. `tower`: of one served with images."""
 
     config: ModelConfig
     geometry: KVGeometry
@@ -117,6 +120,7 @@ class LoadedModel:
     report: LoadReport
     impl: ModelImpl
     kernels: Kernels | None
+    tower: VisionTower | None = None
 
     @property
     def kernel_name(self) -> str:
@@ -167,25 +171,29 @@ def load_model(
     quantization: Quantization = Quantization.NONE,
     on_progress: OnProgress | None = None,
     allowed: frozenset[str] = TOKEN_EXACT,
+    vision: bool = False,
 ) -> LoadedModel:
-    """Loads and checks a Hugging Face causal language model.
+    """Loads and checks a Hugging Face causal language model. `vision`: of a vision-language model, with its tower.
 
     `latent_pages`: pages of models with multi-head latent attention keep the latent; otherwise every head's K and V.
     Raises `UnreadableModel` for an incomplete model directory, `UnsupportedModel` for a model that would give wrong
     tokens.
     """
     began = time.monotonic()
-    config = read_config(directory, dtype=dtype, max_model_len=max_model_len, device=device, allowed=allowed)
+    config = read_config(
+        directory, dtype=dtype, max_model_len=max_model_len, device=device, allowed=allowed, vision=vision
+    )
     native = choose_kernels(kernels, device)
     if quantization is Quantization.INT8:
         require_int8_support(native, device)
-    module, checkpoint_note = load_weights(config, device, on_progress)
+    module, checkpoint_note, tower = _load(config, device, on_progress)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     layers = _observe(module, device, latent_pages)
     _set_attention(module, "eager")
     geometry = kv_geometry(layers, config.dtype, page_size, head_groups)
     reference = reference_logits(module, layers, config.vocab_size, page_size, device)
-    self_check = _SelfCheck(config, layers, geometry, reference, device, native)
+    image = _image_reference(module, config, tower, device)
+    self_check = _SelfCheck(config, layers, geometry, reference, device, native, image)
     _set_attention(module, hf_hook.ATTENTION_NAME, latent_pages)
     self_check, impl, stock_note, result = _choose_kernels_and_impl(module, decoder, self_check)
     del module  # a packed lean implementation references none of it
@@ -207,7 +215,28 @@ def load_model(
         check=result,
         quantization=quantized,
     )
-    return LoadedModel(config, geometry, layers, device, report, impl, self_check.choice.kernels)
+    return LoadedModel(config, geometry, layers, device, report, impl, self_check.choice.kernels, tower)
+
+
+def _load(
+    config: ModelConfig, device: str, on_progress: OnProgress | None
+) -> tuple[torch.nn.Module, str, VisionTower | None]:
+    """The stock text model, a note on its weights, and the vision tower of a model that is served with images."""
+    if config.vision is None:
+        return *load_weights(config, device, on_progress), None
+    text, tower = load_vision_weights(config, device, on_progress)
+    return text, f"with the vision tower of {config.model_type}", tower
+
+
+def _image_reference(
+    module: torch.nn.Module, config: ModelConfig, tower: VisionTower | None, device: str
+) -> ImageLogits | None:
+    """The reference of the self-check with an image; None for a model that is served on text only."""
+    if tower is None or config.media is None or not isinstance(module, VisionTextModel):
+        return None
+    if tower.depth >= (num_layers := int(_text_config(module).num_hidden_layers)):
+        raise UnsupportedModel(f"DeepStack rows for {tower.depth} layers of {num_layers} are not supported")
+    return image_reference(module, config.vocab_size, tower.depth, config.media.has_grid, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +249,19 @@ class _SelfCheck:
     reference: ReferenceLogits
     device: str
     choice: KernelChoice
+    image: ImageLogits | None = None
 
     def check_logits(self, impl: ModelImpl) -> CheckResult:
         """Compares its logits with the stock model's. Raises `UnsupportedModel` if it does not run."""
-        return _run_hooked(lambda: check_logits(self._factory(impl), self.geometry, self.reference, self.device))
+        return _run_hooked(lambda: self._check_logits(self._factory(impl)))
+
+    def _check_logits(self, make: Callable[[PageStorage], Decoder]) -> CheckResult:
+        """The result on text, or with an image if that one fails."""
+        result = check_logits(make, self.geometry, self.reference, self.device)
+        if self.image is None or not result.passed:
+            return result
+        shown = check_image(make, self.geometry, self.image, self.device)
+        return result if shown.passed else shown
 
     def logits(self, impl: ModelImpl) -> torch.Tensor:
         """Logits after every chunk of the prompts: [tokens, vocab_size], float32. Raises `UnsupportedModel`."""

@@ -95,10 +95,14 @@ def check_logits(
     make_decoder: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
 ) -> CheckResult:
     """Runs the prompts through pages and compares logits. The paged hook must be set."""
-    ours, wanted = paged_logits(make_decoder, geometry, reference, device)
-    if geometry.dtype == "float32":
+    return gap_result(*paged_logits(make_decoder, geometry, reference, device), geometry.dtype, reference.rounding)
+
+
+def gap_result(ours: torch.Tensor, wanted: torch.Tensor, dtype: str, rounding: float | None = None) -> CheckResult:
+    """Compares logits [tokens, vocab_size] of a model of `dtype`. `rounding`: as in `ReferenceLogits`."""
+    if dtype == "float32":
         return CheckResult(_max_gap(ours, wanted), FLOAT32_BOUND)
-    bound = LOW_PRECISION_BOUND if reference.rounding is None else 1.5 * reference.rounding + 0.01
+    bound = LOW_PRECISION_BOUND if rounding is None else 1.5 * rounding + 0.01
     return CheckResult(_median_gap(ours, wanted), bound)
 
 

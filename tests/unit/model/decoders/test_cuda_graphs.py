@@ -14,11 +14,13 @@ from baton.model.attention.base import Segment, plan_step
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.decoders.cuda_graphs import Compute, CudaGraphDecoder, DecodeGraph, graph_sizes, with_cuda_graphs
 from baton.model.decoders.lean import LeanDecoder
+from baton.model.decoders.lean_weights import LeanModel
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.kernel_choice import KernelUse
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
+from baton.model.vision.embedding import Embeds
 from tests import tiny_models
 
 PAGE_SIZE = 4
@@ -160,3 +162,15 @@ def test_an_unsupported_decoder_is_returned_unchanged(model: LoadedModel, tmp_pa
     assert isinstance(decoder, LeanDecoder)
     assert decoder.has_experts
     assert with_cuda_graphs(decoder, storage, 8, RecomputingCapturer()) is decoder
+
+
+def test_steps_with_rows_of_images_run_eagerly(model: LoadedModel):
+    world = World(model)
+    replays, step = world.capturer.num_replays, plan_step([Segment(0, 0, 1, [3])], PAGE_SIZE)
+    rows = torch.ones(1, model.impl.embedding.shape[1]) if isinstance(model.impl, LeanModel) else torch.empty(0)
+    place = torch.tensor([0])
+    given = torch.tensor([5]), place, step, place
+    shown = [one.forward(*given, embeds=Embeds(place, rows)) for one in (world.eager, world.graphed)]
+    assert torch.equal(*shown)
+    assert not torch.equal(shown[0], world.eager.forward(*given))
+    assert world.capturer.num_replays == replays

@@ -82,7 +82,11 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 def save(name: str, directory: Path) -> Any:
     """Writes a random model and returns it."""
-    config = CONFIGS[name]()
+    return save_random(CONFIGS[name](), directory)
+
+
+def save_random(config: PreTrainedConfig, directory: Path) -> Any:
+    """Writes a random model of `config` and returns it."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config).eval()

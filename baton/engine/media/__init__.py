@@ -1,0 +1,1 @@
+"""Images in a step of an engine."""
