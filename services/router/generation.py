@@ -32,7 +32,8 @@ class SequenceSpec:
     with the first chunk.
 
     `tenant` is "" without API keys. A higher `priority` comes first within a tenant. Only workers with this router's
-    grammar library run a sequence with a `constraint`.
+    grammar library run a sequence with a `constraint`. Sequences of one `affinity` prefer the same workers, and "" is
+    none.
     """
 
     id: RequestId
@@ -50,6 +51,7 @@ class SequenceSpec:
     owner_tag: int = 0
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
+    affinity: str = ""
 
 
 class TokenChunk(Struct, frozen=True):

@@ -66,6 +66,7 @@ OTHER_VALUES: dict[str, Any] = {
     "truncation_side": "right",
     "priority": 2,
     "cache_salt": "s",
+    "prompt_cache_key": "k",
     "extra_key": "s",
     "skip_special_tokens": False,
     "reasoning_effort": "none",

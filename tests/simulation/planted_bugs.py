@@ -213,8 +213,9 @@ class _IgnoresFingerprint(Reserver):
         deadline: float,
         fingerprint: str = "",
         metadata: Metadata = (),
+        affinity: str = "",
     ) -> PairReservation | None:
-        return await super().reserve(request, avoided, deadline, metadata=metadata)
+        return await super().reserve(request, avoided, deadline, metadata=metadata, affinity=affinity)
 
 
 class ForgetsPinnedModel(TokenDispatcher):

@@ -262,7 +262,7 @@ class TokenDispatcher:
         request, fingerprint = tracked.engine_request(), tracked.required_fingerprint
         try:
             reservation = await self._reserver.reserve(
-                request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata
+                request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata, tracked.sequence.affinity
             )
         except ReserveFailure as failure:
             tracked.on_reserve_failure(failure.pair)

@@ -5,6 +5,9 @@ requires. The decode worker's link to this incarnation of the prefill worker mus
 
 The cheapest eligible pair wins. Costs are in prefill tokens: those waiting at prefill, those to compute, those to move,
 and the occupancy of decode. Workers on which earlier attempts failed come last. Equal pairs take turns.
+
+A query with an `affinity` takes the pair that had the last one of this affinity, if that costs at most
+`AFFINITY_TOKENS` more and has no less of the prompt cached.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ all rows wait for it."""
 
 FULL_DECODE_TOKENS = 512
 """Cost of a decode worker with all rows taken, in prefill tokens. An idle one costs nothing."""
+
+AFFINITY_TOKENS = 256
+"""Most that it may cost, in prefill tokens, to place a request where the last one of its affinity was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ class PlacementQuery:
 
     `keys`: page size -> keys of the full pages of the tokens. `busy`: decode workers that had no room just now.
     `fingerprint`, `grammars`: those that the workers must have; "" for any. `needs`: capabilities of both.
+    `affinity`: a digest of the tenant and its `prompt_cache_key`; "" for none. `last`: the (prefill, decode) workers
+    that had it last, if it is known.
     """
 
     num_tokens: int
@@ -100,6 +108,12 @@ class PlacementQuery:
     fingerprint: str = ""
     grammars: str = ""
     needs: frozenset[str] = frozenset()
+    affinity: str = ""
+    last: tuple[Incarnation, Incarnation] | None = None
+
+
+_Cost = tuple[int, bool, float]
+"""Compared in order: workers and links to avoid, no room at decode now, cost in prefill tokens."""
 
 
 class PrefixIndex:
@@ -167,20 +181,47 @@ def capacity_tokens(pair: Pair) -> int:
 
 
 def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex, tie_breaker: int) -> Pair | None:
-    """Returns the cheapest of `pairs`; None when none can take the query. `tie_breaker` decides between equals."""
-    best: list[Pair] = []
-    lowest: tuple[int, bool, float] | None = None
+    """Returns the cheapest of `pairs`, or the one near the last of its affinity; None when none can take the query.
+
+    `tie_breaker` decides between equals. Those of an affinity have their own, so that all routers begin with one pair.
+    """
+    costs: list[tuple[_Cost, Pair]] = []
     for pair in pairs:
         if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
             continue
-        if capacity_tokens(pair) < query.max_tokens or not pair.has(query.needs):
+        if capacity_tokens(pair) >= query.max_tokens and pair.has(query.needs):
+            costs.append((_cost(pair, query, index), pair))
+    if not costs:
+        return None
+    lowest = min(cost for cost, _ in costs)
+    best = [pair for cost, pair in costs if cost == lowest]
+    if query.affinity:
+        tie_breaker = int(query.affinity[:8], 16)
+    cheapest = best[tie_breaker % len(best)]
+    return cheapest if query.last is None else _nearest(costs, (lowest, cheapest), query, index)
+
+
+def _nearest(
+    costs: Iterable[tuple[_Cost, Pair]], cheapest: tuple[_Cost, Pair], query: PlacementQuery, index: PrefixIndex
+) -> Pair:
+    """The pair with most of the `last` workers, prefill first, that is little worse than the cheapest; else that."""
+    (num_avoided, full, lowest), nearest = cheapest
+    prefill_hit, decode_hit = _hit_tokens(nearest, query, index)
+    most = lowest + min(AFFINITY_TOKENS, query.num_tokens - prefill_hit)
+    rank = (_nearness(nearest, query), -lowest)
+    for cost, pair in costs:
+        if cost[:2] != (num_avoided, full) or cost[2] > most or (_nearness(pair, query), -cost[2]) <= rank:
             continue
-        cost = _cost(pair, query, index)
-        if lowest is None or cost < lowest:
-            best, lowest = [], cost
-        if cost == lowest:
-            best.append(pair)
-    return best[tie_breaker % len(best)] if best else None
+        hits = _hit_tokens(pair, query, index)
+        if hits[0] >= prefill_hit and hits[1] >= decode_hit:
+            nearest, rank = pair, (_nearness(pair, query), -cost[2])
+    return nearest
+
+
+def _nearness(pair: Pair, query: PlacementQuery) -> tuple[bool, bool]:
+    """Whether prefill and decode are the workers that had the affinity last."""
+    prefill, decode = query.last or (None, None)
+    return pair.prefill.incarnation == prefill, pair.decode.incarnation == decode
 
 
 def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
@@ -189,13 +230,21 @@ def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
     )
 
 
-def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, bool, float]:
-    """Compared in order: workers and links to avoid, no room at decode now, cost in prefill tokens."""
-    prefill, decode, load = pair.prefill, pair.decode, pair.decode.load
+def _hit_tokens(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, int]:
+    """Leading tokens of the query that prefill and decode probably have cached."""
+    prefill, decode = pair.prefill, pair.decode
     prefill_keys, decode_keys = query.keys.get(prefill.page_size, ()), query.keys.get(decode.page_size, ())
-    num_prefill_hit = prefill.page_size * index.num_hit_pages(prefill.incarnation, prefill_keys)
-    num_decode_hit = decode.page_size * index.num_hit_pages(decode.incarnation, decode_keys)
-    num_to_compute = prefill.load.waiting_tokens + query.num_tokens - num_prefill_hit
+    return (
+        prefill.page_size * index.num_hit_pages(prefill.incarnation, prefill_keys),
+        decode.page_size * index.num_hit_pages(decode.incarnation, decode_keys),
+    )
+
+
+def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> _Cost:
+    """The three parts of a `_Cost`."""
+    decode, load = pair.decode, pair.decode.load
+    num_prefill_hit, num_decode_hit = _hit_tokens(pair, query, index)
+    num_to_compute = pair.prefill.load.waiting_tokens + query.num_tokens - num_prefill_hit
     num_to_move = (query.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
     if pair.local:
         num_to_compute, num_to_move = LOCAL_TOKENS_PER_COMPUTED * num_to_compute, 0.0

@@ -26,6 +26,7 @@ from baton.rpc.codec import decode_failure, encode_id
 from baton.rpc.gen import decode_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.cache_index.affinity import KeyAffinity
 from baton.services.router.dispatch.placement import Avoided, Pair, PlacementQuery
 from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
@@ -150,6 +151,7 @@ class Reserver:
         self._aborts = aborts
         self._limits = limits
         self._wait_queues: dict[str, _WaitQueue] = {}  # by fingerprint
+        self._affinity = KeyAffinity()
         self._replied_at = 0.0
         self._clock = asyncio.get_running_loop().time
 
@@ -160,20 +162,26 @@ class Reserver:
         deadline: float,
         fingerprint: str = "",
         metadata: Metadata = (),
+        affinity: str = "",
     ) -> PairReservation | None:
         """Reserves room on the best pair, waiting for it until `deadline` (on the loop's clock).
 
-        A `fingerprint` restricts it to pairs that have it. None when no pair was there for `worker_wait_s`, no token
-        was emitted yet, and there is no fingerprint. Raises `DeadlineExceeded`, `ModelReplaced`, `ReserveFailure`, or a
-        worker's error that ends the request.
+        A `fingerprint` restricts it to pairs that have it. Requests of one `affinity` prefer the same pair. None when
+        no pair was there for `worker_wait_s`, no token was emitted yet, and there is no fingerprint. Raises
+        `DeadlineExceeded`, `ModelReplaced`, `ReserveFailure`, or a worker's error that ends the request.
         """
-        search = _Search(request, metadata, self._query(request, avoided, fingerprint), self._clock())
+        query = replace(
+            self._query(request, avoided, fingerprint), affinity=affinity, last=self._affinity.find(affinity)
+        )
+        search = _Search(request, metadata, query, self._clock())
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
                     while fingerprint and not self._workers.has_fingerprint(fingerprint):
                         await self._workers.wait_for_change()
                     reservation = await self._reserve_or_wait(search)
+                    if reservation is not None:
+                        self._affinity.add(affinity, reservation.pair.incarnations)
                     if reservation is not None or not fingerprint:
                         return reservation
         except TimeoutError:

@@ -65,6 +65,7 @@ class CommonParams:
     scores: RequestedScores | None = None
     tokens_as_ids: bool = False
     truncation: PromptTruncation | None = None
+    affinity: str = ""
 
 
 def read_common_params(
@@ -111,7 +112,7 @@ def read_common_params(
         stop_token_ids=stop_token_ids
         if get("ignore_eos") and constraint is None  # a complete text ends in any case
         else stop_token_ids | text.eos_token_ids,
-        salt=_salt(tenant, get("cache_salt", "")) if tenant or "cache_salt" in scalars else "",
+        salt=_digest(tenant, get("cache_salt", "")) if tenant or "cache_salt" in scalars else "",
         priority=get("priority", 0),
         skip_special_tokens=get("skip_special_tokens", True),
         return_token_ids=get("return_token_ids", False),
@@ -123,6 +124,7 @@ def read_common_params(
         else RequestedScores(logprobs if get("echo") else None, listed),
         tokens_as_ids=get("return_tokens_as_token_ids", False),
         truncation=read_truncation(fields, scalars) if "truncate_prompt_tokens" in scalars else None,
+        affinity=_digest(tenant, scalars["prompt_cache_key"]) if "prompt_cache_key" in scalars else "",
     )
 
 
@@ -240,12 +242,12 @@ def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions | None:
     return StreamOptions(include_usage, continuous_usage) if stream else None
 
 
-def _salt(tenant: str, cache_salt: str) -> str:
-    """Salt of the page keys: requests with different salts share no cached page.
+def _digest(tenant: str, text: str) -> str:
+    """A digest that separates tenants, whatever they send.
 
-    A digest over tenant and `cache_salt` separates tenants, whatever a client sends.
+    It is the salt of the page keys (requests with different salts share no cached page), and the name of an affinity.
     """
-    parts = (str(len(tenant)).encode(), tenant.encode(), cache_salt.encode())
+    parts = (str(len(tenant)).encode(), tenant.encode(), text.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

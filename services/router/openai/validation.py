@@ -248,7 +248,7 @@ class RequestValidator:
                         id, prompt, sampling, stop, params.salt, self._deadline_s,
                         tenant=metadata.tenant, priority=params.priority,
                         constraint=None if params.constraint is None else params.constraint.value,
-                        prompt_logprobs=None if choice else k,
+                        prompt_logprobs=None if choice else k, affinity=params.affinity,
                     )
                 )  # fmt: skip
         return ValidRequest(

@@ -176,10 +176,11 @@ def sequence(
     deadline_s: float = 10.0,
     prompt: tuple[int, ...] = PROMPT,
     prompt_logprobs: int | None = None,
+    affinity: str = "",
 ) -> SequenceSpec:
     sampling, stop = SamplingParams(seed=7), StopParams(max_tokens)
     return SequenceSpec(
-        RequestId(name), prompt, sampling, stop, "", deadline_s, prompt_logprobs=prompt_logprobs
+        RequestId(name), prompt, sampling, stop, "", deadline_s, prompt_logprobs=prompt_logprobs, affinity=affinity
     )  # fmt: skip
 
 

@@ -149,6 +149,16 @@ async def test_different_prompts_are_spread():
         assert [len(decode.requests) for decode in w.cluster.decodes] == [2, 2]
 
 
+async def test_prompts_of_one_affinity_go_to_the_same_workers():
+    """No prompt fills a page, so that the cache attracts none."""
+    async with world(prefill=[(), ()], decode=[(), ()]) as w:
+        for number, affinity in enumerate(("00000000", "00000003") * 3):
+            await w.generate(sequence(str(number), prompt=(number, 1, 2), max_tokens=2, affinity=affinity))
+        placed = [sorted(request.id.request_id for request in worker.requests) for worker in w.cluster.prefills]
+        assert placed == [["0", "2", "4"], ["1", "3", "5"]]
+        assert [len(decode.requests) for decode in w.cluster.decodes] == [3, 3]
+
+
 async def test_the_next_turn_goes_to_the_decode_worker_of_the_last():
     """The first prompt fills no page, so only pages that decode computed attract the second turn."""
     async with world(decode=[(), ()]) as w:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.services.router.openai.bounds import FLAG, TEXT, Scalar
+from baton.services.router.openai.bounds import FLAG, Scalar
 from baton.services.router.openai.field_table import shapes
 from baton.services.router.openai.field_table.field import (
     BOTH,
@@ -35,10 +35,6 @@ _OPENAI_ROWS = (
     _row("store", CHAT, _OPENAI, FLAG, "No answer is kept to be listed. For privacy: x-baton-store: none."),
     _row("service_tier", CHAT, _OPENAI, shapes.STRING, "There is one tier; see priority."),
     _row("prediction", CHAT, _OPENAI, shapes.OBJECT, "A hint that could only make an answer faster."),
-    _row(
-        "prompt_cache_key", BOTH, _OPENAI, TEXT,
-        "A hint for placement: workers that hold the longest prefix of the prompt are found without it.",
-    ),
     _row("prompt_cache_retention", CHAT, _OPENAI, shapes.STRING, "Pages stay cached while there is room."),
     _row("prompt_cache_options", CHAT, _OPENAI, shapes.OBJECT, "Pages stay cached while there is room."),
 )  # fmt: skip

@@ -194,6 +194,14 @@ _RESPONSE_ROWS = (
 
 _SERVING_ROWS = (
     _row("priority", BOTH, _VLLM, PRIORITY, "The higher comes first within a tenant (vLLM: the lower).", default=0),
+    _row(
+        "prompt_cache_key",
+        BOTH,
+        _OPENAI,
+        TEXT,
+        "Requests of a tenant with the same key go to the same workers while those are not much busier.",
+        note="none",
+    ),
     _row("cache_salt", BOTH, _VLLM, TEXT, "Only requests with the same salt share cached pages.", note="the tenant's"),
 )
 

@@ -9,6 +9,7 @@ import pytest
 from baton.domain.ids import Incarnation, PageKey, WorkerId
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from baton.services.router.dispatch.placement import (
+    AFFINITY_TOKENS,
     Avoided,
     Pair,
     PlacementQuery,
@@ -250,3 +251,65 @@ def test_a_lowered_bound_of_rows_makes_a_worker_full():
     one, other = pairs(prefill(0), decode(0, running_rows=3))[0], pairs(prefill(1), decode(1, running_rows=3))[0]
     lowered = Pair(one.prefill, replace(one.decode, budgets=WorkerBudgets(rows=2)))
     assert chosen([lowered, other]) == ("prefill-1", "decode-1")
+
+
+LAST = (Incarnation(1), Incarnation(101))
+NEAR = replace(QUERY, num_tokens=400, max_tokens=200, keys={}, affinity="0" * 64, last=LAST)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        pytest.param(pairs(prefill(0), prefill(1), decode(0), decode(1)), ("prefill-1", "decode-1"), id="equals"),
+        pytest.param(pairs(prefill(0), prefill(1), decode(0)), ("prefill-1", "decode-0"), id="decode is gone"),
+        pytest.param(pairs(prefill(0), decode(0), decode(1)), ("prefill-0", "decode-1"), id="prefill is gone"),
+        pytest.param(pairs(prefill(0), decode(0)), ("prefill-0", "decode-0"), id="both are gone"),
+        pytest.param(
+            pairs(prefill(0), prefill(1, waiting_tokens=AFFINITY_TOKENS), decode(0)),
+            ("prefill-1", "decode-0"), id="busier by no more than it is worth",
+        ),
+        pytest.param(
+            pairs(prefill(0), prefill(1, waiting_tokens=AFFINITY_TOKENS + 1), decode(0)),
+            ("prefill-0", "decode-0"), id="too busy",
+        ),
+        pytest.param(
+            pairs(prefill(1), decode(0), decode(1, running_rows=4)), ("prefill-1", "decode-0"), id="decode is full"
+        ),
+        pytest.param(
+            pairs(prefill(0), prefill(1, waiting_tokens=200), decode(0), decode(1, running_rows=1)),
+            ("prefill-1", "decode-0"), id="prefill before decode, where both cost too much",
+        ),
+    ],
+)  # fmt: skip
+def test_requests_of_an_affinity_go_where_the_last_was(candidates, expected):
+    assert chosen(candidates, NEAR) == expected
+
+
+def test_a_cached_prefix_is_stronger_than_an_affinity():
+    index = PrefixIndex(100)
+    index.add(Incarnation(0), KEYS[:1])
+    query = replace(NEAR, num_tokens=32, keys=QUERY.keys)
+    candidates = pairs(prefill(0), prefill(1), decode(0))
+    assert chosen(candidates, query, PrefixIndex(100))[0] == "prefill-1"
+    assert chosen(candidates, query, index)[0] == "prefill-0"
+
+
+def test_an_affinity_is_worth_no_more_than_is_left_to_compute():
+    index = PrefixIndex(100)
+    for number in (0, 1):
+        index.add(Incarnation(number), KEYS[:7])  # 4 of 32 tokens are left
+    query = replace(NEAR, num_tokens=32, keys=QUERY.keys)
+    assert chosen(pairs(prefill(0), prefill(1, waiting_tokens=4), decode(0)), query, index)[0] == "prefill-1"
+    assert chosen(pairs(prefill(0), prefill(1, waiting_tokens=5), decode(0)), query, index)[0] == "prefill-0"
+
+
+def test_the_first_request_of_an_affinity_goes_to_the_same_of_equals_on_every_router():
+    candidates = pairs(prefill(0), prefill(1), decode(0))
+    for digest, expected in (("00000000ff", "prefill-0"), ("00000001ff", "prefill-1")):
+        first = replace(QUERY, affinity=digest)
+        assert {chosen(candidates, first, tie_breaker=n)[0] for n in range(4)} == {expected}
+
+
+def test_a_failed_worker_is_avoided_although_it_had_the_affinity():
+    avoided = Avoided().with_worker(Incarnation(1))
+    assert chosen(pairs(prefill(0), prefill(1), decode(0)), replace(NEAR, avoided=avoided))[0] == "prefill-0"

@@ -91,7 +91,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("skip_special_tokens", [False], [0]),
         ("priority", [-5, 5], ["high"]),
         ("cache_salt", ["tenant"], ["", 5]),
-        ("prompt_cache_key", ["k"], [5]),
+        ("prompt_cache_key", ["k"], ["", 5]),
         ("tools", [], [[], {}, [{"type": "function"}], [*TOOLS, *TOOLS], [{**TOOLS[0], "type": "web"}]]),
         ("tool_choice", ["none", "auto"], ["required", "often", {"type": "function"}, {"name": "add"}]),
         ("prompt_logprobs", [0, 20], [-1, 21, True, "1"]),
@@ -365,3 +365,14 @@ def test_tenants_have_different_salts():
     assert len(set(salts)) == len(salts)
     assert salt("") == ""
     assert salt("red", cache_salt="s") == salt("red", cache_salt="s")
+
+
+def test_a_cache_key_is_a_tenants_own():
+    def affinity(tenant: str, **body) -> str:
+        origin = replace(ORIGIN, tenant=tenant)
+        return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, origin).sequences[0].affinity
+
+    keys = [affinity(tenant, prompt_cache_key=key) for tenant in ("", "red", "reds") for key in ("k", "sk")]
+    assert len(set(keys)) == len(keys)
+    assert affinity("red", prompt_cache_key="k") == affinity("red", prompt_cache_key="k", cache_salt="s")
+    assert affinity("red") == affinity("red", prompt_cache_key=None) == ""
