@@ -109,7 +109,8 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 	@rm -rf $(TOOLS)
 
 model: install-dev ## Train the bundled model again
-	@$(BIN)/python scripts/train_bundled_model.py
+	@$(BIN)/python -m scripts.train_bundled_model
+	@$(BIN)/python -m scripts.train_bundled_tools
 
 kernels: install-dev ## Build the native kernels where their sources have changed (CXX=...)
 	@$(BIN)/python -m scripts.build_kernels

@@ -175,14 +175,14 @@ class Muon:
         self._groups: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             self._groups.setdefault(parameter.shape, []).append(parameter)
-        self._momenta = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
+        self.momenta = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
 
     @torch.no_grad()
     def step(self, learning_rate: float, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
         """Updates the parameters from their gradients."""
         for shape, group in self._groups.items():
             gradient = torch.stack([p.grad for p in group if p.grad is not None])  # [matrices, out, in]
-            average = self._momenta[shape].lerp_(gradient, 1 - momentum)
+            average = self.momenta[shape].lerp_(gradient, 1 - momentum)
             update = orthogonal(gradient.lerp(average, momentum)) * (0.2 * max(shape) ** 0.5)
             for parameter, change in zip(group, update, strict=True):
                 parameter.mul_(1 - learning_rate * weight_decay).sub_(change, alpha=learning_rate)

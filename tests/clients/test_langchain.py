@@ -1,7 +1,7 @@
 """LangChain's standard tests of chat models, with its OpenAI class as the client.
 
-The bundled model was not trained to read questions for tools, to keep to a schema that only the prompt has, or to write
-Chinese. What needs that is named below; one that passes after all is an error.
+The bundled model was trained for calls like those of these tests, but not to write Chinese. What needs that is named
+below; one that passes after all is an error.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 NEEDS_TRAINING = {
-    "test_tool_calling": "the model must copy a number from the question into the call",
-    "test_tool_calling_async": "the model must copy a number from the question into the call",
-    "test_json_mode": "the schema is in the prompt only",
-    "test_agent_loop": "the model must decide to call a tool",
     "test_unicode_tool_call_integration": "the model must copy Chinese from the question",
 }
 """Tests that no server can pass with the bundled model."""

@@ -1,6 +1,6 @@
 """With int8 weights greedy tokens equal those of the same int8 model on one prompt at a time, for every lean family.
 
-A row's products have the same bits in every batch (`tests/property/test_int8_rows.py`). Only attention sums over a
+A row's products have the same bits in every batch (`tests/property/kv/test_int8_rows.py`). Only attention sums over a
 chunk and over single tokens differ in the last bits, as with float weights.
 """
 

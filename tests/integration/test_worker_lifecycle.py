@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -69,6 +70,30 @@ def test_the_openai_sdk(cluster: Cluster, sdk: openai.OpenAI) -> None:
     assert plain.usage is not None
     assert plain.usage.completion_tokens <= 8
     in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
+
+
+def test_the_bundled_model_calls_a_tool_when_it_needs_one(cluster: Cluster, sdk: openai.OpenAI) -> None:
+    """Unconstrained, whole and streamed. Then it tells of a result, which it often takes for another one."""
+    schema = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+    function = {"name": "get_weather", "description": "Get the weather at a location.", "parameters": schema}
+    chat: Any = {"model": cluster.model_name, "tools": [{"type": "function", "function": function}], "temperature": 0}
+    question: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    said = sdk.chat.completions.create(messages=question, **chat).choices[0]
+    [call] = said.message.tool_calls or []
+    assert (said.finish_reason, call.function.name) == ("tool_calls", "get_weather")
+    assert json.loads(call.function.arguments) == {"location": "Oslo"}
+    parts = [event.choices[0].delta for event in sdk.chat.completions.create(messages=question, stream=True, **chat)]
+    written = [part.tool_calls[0].function for part in parts if part.tool_calls]
+    assert [(one.name, one.arguments) for one in written] == [(call.function.name, call.function.arguments)]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It's sunny."}
+    question += [said.message.model_dump(exclude_none=True), result]
+    told = sdk.chat.completions.create(messages=question, **chat).choices[0]
+    assert (told.finish_reason, told.message.tool_calls) == ("stop", None)
+    assert (told.message.content or "").startswith("It is ")
+    question = [{"role": "user", "content": "What is Baton?"}]
+    other = sdk.chat.completions.create(messages=question, **chat).choices[0]
+    assert (other.finish_reason, other.message.tool_calls) == ("stop", None)
+    assert other.message.content
 
 
 def test_link_is_reported(cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """The bundled model: small enough to ship, loads everywhere, and answers on topic."""
 
 import itertools
+import json
 import random
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.bundled import MODEL_DIR
+from baton.services.router.text.parsers.registry import TOOL_FORMATS
 from scripts.bundled_corpus import chat, documents, render
+from scripts.bundled_tools import number_tool, tool_chat, weather_tool
+from scripts.train_bundled_tools import ARGUMENT_WEIGHT, score, score_facts, weigh
 
 GREETING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
@@ -29,10 +33,10 @@ def model():
 def ask(model, tokenizer):
     """Greedy answers to whole conversations; raises when the model does not come to an end by itself."""
 
-    def answer(*turns: str) -> str:
+    def answer(*turns: str, tools: list | None = None) -> str:
         roles = itertools.cycle(("user", "assistant"))
         messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
         ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
         with torch.no_grad():
             output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=320, do_sample=False)[0]
@@ -98,6 +102,25 @@ def test_the_corpus_is_seeded():
     assert list(itertools.islice(documents(5), 50)) != list(itertools.islice(documents(6), 50))
 
 
+def test_chats_with_tools_are_seeded():
+    chats = [[tool_chat(rng) for _ in range(40)] for rng in map(random.Random, (5, 5, 6))]
+    assert chats[0] == chats[1] != chats[2]
+    assert {len(tools) for _, tools in chats[0]} == {0, 1, 2}
+
+
+def test_only_what_the_assistant_says_is_learnt_and_arguments_most(tokenizer):
+    messages, tools = next(chat for chat in map(tool_chat, map(random.Random, itertools.count())) if len(chat[1]) == 1)
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    weighed = "".join(character if weight else "\0" for character, weight in zip(text, weigh(text), strict=True))
+    said = [message for message in messages if message["role"] == "assistant"]
+    assert weighed.count("<|im_end|>") == len(said)
+    assert "<tools>" not in weighed
+    heavy = "".join(c if w == ARGUMENT_WEIGHT else "\0" for c, w in zip(text, weigh(text), strict=True))
+    values = [part[:-1] for part in heavy.split("\0") if part]
+    calls = [message["tool_calls"][0]["function"] for message in said if "tool_calls" in message]
+    assert [json.loads(value) for value in values] == [next(iter(call["arguments"].values())) for call in calls]
+
+
 def test_corpus_chats_alternate():
     roles = [m["role"] for m in chat(random.Random(3)) if m["role"] != "system"]
     assert roles == ["user", "assistant"] * (len(roles) // 2)
@@ -112,7 +135,7 @@ def test_corpus_chats_alternate():
         ("How do I cook dinosaurs?", ("small model", "Baton")),
         ("Who are you?", ("Baton",)),
         ("Hello", ("Hello",)),
-        ("What is 7 + 5?", ("12",)),
+        ("What is 3 + 4?", ("7",)),
         ("What is 9 - 4?", ("5",)),
         ("What is 6 times 7?", ("6 * 7 = ",)),  # it knows the form, not the table
         ("Tell me a story about a fox.", ("Once upon a time", "named", "The end.")),
@@ -129,3 +152,45 @@ def test_answers_are_on_topic(ask, question, words):
 
 def test_a_second_turn_is_answered_in_form(ask):
     assert ask("My name is Mia.", "Hello, Mia! Nice to meet you.", "What is my name?").startswith("Your name is ")
+
+
+WEATHER, NUMBER = (make(random.Random(1)).declaration for make in (weather_tool, number_tool))
+
+
+@pytest.mark.parametrize(
+    ("question", "tools", "call"),
+    [
+        ("What is the weather in Paris?", [WEATHER], ("get_weather", {"location": "Paris"})),
+        ("What's the weather like in Tokyo today?", [WEATHER, NUMBER], ("get_weather", {"location": "Tokyo"})),
+        ("What is the value of magic_function(3)? Use the tool.", [NUMBER], ("magic_function", {"input": 3})),
+        ("What is Baton?", [WEATHER], None),
+        ("Hello", [WEATHER], None),
+        ("What is the capital of France?", [WEATHER, NUMBER], None),
+        ("What is 7 + 5?", None, None),
+    ],
+)
+def test_a_tool_is_called_where_it_is_needed(ask, question, tools, call):
+    """Greedy, and without any constraint."""
+    text = ask(question, tools=tools)
+    parser = TOOL_FORMATS["hermes"].parser({tool["function"]["name"]: {} for tool in tools or ()})
+    found = parser.push(text) + parser.finish()
+    assert [(each.name, json.loads(each.arguments)) for each in found.calls] == ([call] if call else []), text
+    assert bool(found.text) == (call is None)
+
+
+def test_most_held_out_questions_are_called_right(model, tokenizer):
+    """Of a seed that was never trained on."""
+    scores = score(model, tokenizer, seed=77, count=40).values()
+    assert sum(kind.right for kind in scores) >= 0.95 * sum(kind.asked for kind in scores) == 0.95 * 40
+
+
+def test_most_facts_survived_the_training_for_calls(model, tokenizer):
+    """It had 49 of 55 sums and 18 of 20 capitals before, and has 44 and 16 (the model's card)."""
+    scores = score_facts(model, tokenizer)
+    assert scores["sums of one digit"].right >= 42
+    assert scores["capitals"].right >= 15
+
+
+def test_a_joke_is_written_as_json(ask):
+    joke = json.loads(ask("Tell me a joke about cats as JSON with 'setup' and 'punchline' keys."))
+    assert set(joke) == {"setup", "punchline"}

@@ -303,7 +303,7 @@ def test_an_affinity_is_worth_no_more_than_is_left_to_compute():
     assert chosen(pairs(prefill(0), prefill(1, waiting_tokens=5), decode(0)), query, index)[0] == "prefill-0"
 
 
-def test_the_first_request_of_an_affinity_goes_to_the_same_of_equals_on_every_router():
+def test_all_routers_begin_an_affinity_alike():
     candidates = pairs(prefill(0), prefill(1), decode(0))
     for digest, expected in (("00000000ff", "prefill-0"), ("00000001ff", "prefill-1")):
         first = replace(QUERY, affinity=digest)
