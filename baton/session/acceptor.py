@@ -71,7 +71,7 @@ class Acceptor:
             check_hello(received.hello, self._incarnation)
             found = self._find(received.hello)
         except BatonError as error:
-            return refuse(received, self._incarnation, error, unknown=True)
+            return refuse(received, self._incarnation, error)
         challenge = pb.Challenge(
             protocol_version=PROTOCOL_VERSION,
             incarnation=self._incarnation,

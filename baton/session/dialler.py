@@ -65,7 +65,7 @@ class SessionDialler:
         finally:
             self.session.lose("this process has ended the session")
             self.pump.close()
-            owner.on_ended(self.session.lost_reason)
+            owner.on_ended(self.session.end_reason)
 
     def _apply(self, messages: list[pb.StreamMessage]) -> None:
         if self._owner is not None:

@@ -31,15 +31,11 @@ class HandshakeFailed(LinkBroken):
 
 
 class SessionRefused(LinkBroken):
-    """A proven listener does not continue this session. `unknown`: it does not have it (any more).
+    """A proven listener does not continue this session, which is lost. `reason`: the listener's own error."""
 
-    `reason`: the listener's own error.
-    """
-
-    def __init__(self, reason: BatonError, *, unknown: bool) -> None:
+    def __init__(self, reason: BatonError) -> None:
         super().__init__(f"the session was refused: {reason}")
         self.reason = reason
-        self.unknown = unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +67,9 @@ class DiallerHandshake:
             raise HandshakeFailed("the listener has not proved that it holds this cluster's secret")
         challenge = _parse_challenge(body)
         if challenge.HasField("refused"):
-            reason = from_code(challenge.refused.code, challenge.refused.message)
-            raise SessionRefused(reason, unknown=challenge.unknown)
+            raise SessionRefused(from_code(challenge.refused.code, challenge.refused.message))
         if challenge.protocol_version != PROTOCOL_VERSION or challenge.incarnation != self._listener_incarnation:
-            raise SessionRefused(WorkerLost("another incarnation or version has answered"), unknown=True)
+            raise SessionRefused(WorkerLost("another incarnation or version has answered"))
         proof = pb.SessionMessage(tag=handshake_tag(self._key, _PROOF, self._hello, body))
         keys = ConnectionKeys.of_dialler(self._key, self._hello, body)
         return DialledConnection(keys, challenge.last_applied_seq, proof)
@@ -137,12 +132,10 @@ def offer(received: ReceivedHello, challenge: pb.Challenge) -> OfferedConnection
     return OfferedConnection(received, pb.SessionMessage(body=body, tag=tag))
 
 
-def refuse(received: ReceivedHello, incarnation: Incarnation, error: BatonError, *, unknown: bool) -> pb.SessionMessage:
+def refuse(received: ReceivedHello, incarnation: Incarnation, error: BatonError) -> pb.SessionMessage:
     """The answer of a listener that does not continue the session. Tagged: a stranger cannot refuse."""
     refused = common_pb2.Failure(code=error.code, message=str(error))
-    challenge = pb.Challenge(
-        protocol_version=PROTOCOL_VERSION, incarnation=incarnation, refused=refused, unknown=unknown
-    )
+    challenge = pb.Challenge(protocol_version=PROTOCOL_VERSION, incarnation=incarnation, refused=refused)
     return offer(received, challenge).message
 
 

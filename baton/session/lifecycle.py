@@ -1,8 +1,9 @@
 """The states of a session as a table. Pure.
 
-    DIALLING -> OPEN <-> BROKEN -> LOST       OPEN -> DRAINING -> CLOSED
+    DIALLING -> OPEN <-> BROKEN -> LOST       OPEN -> LEAVING -> CLOSED
 
-BROKEN has no connection and keeps all streams. LOST ends them all.
+BROKEN has no connection and keeps all streams. LOST and CLOSED end them all. LEAVING: this end has said goodbye, and
+the other one has not heard it yet.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class SessionState(enum.Enum):
     DIALLING = "dialling"
     OPEN = "open"
     BROKEN = "broken"
-    DRAINING = "draining"
+    LEAVING = "leaving"
     LOST = "lost"
     CLOSED = "closed"
 
@@ -28,7 +29,7 @@ class SessionEvent(enum.Enum):
 
     CONNECT = "connect"
     BREAK = "break"
-    DRAIN = "drain"
+    LEAVE = "leave"
     LOSE = "lose"
     CLOSE = "close"
 
@@ -38,20 +39,21 @@ _S, _E = SessionState, SessionEvent
 SESSION_TABLE: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.DIALLING, _E.CONNECT): _S.OPEN,
     (_S.DIALLING, _E.LOSE): _S.LOST,
+    (_S.DIALLING, _E.CLOSE): _S.CLOSED,
     (_S.OPEN, _E.CONNECT): _S.OPEN,  # a newer connection replaces the one in use
     (_S.OPEN, _E.BREAK): _S.BROKEN,
-    (_S.OPEN, _E.DRAIN): _S.DRAINING,
+    (_S.OPEN, _E.LEAVE): _S.LEAVING,
+    (_S.OPEN, _E.CLOSE): _S.CLOSED,  # the other end has said goodbye
     (_S.OPEN, _E.LOSE): _S.LOST,
     (_S.BROKEN, _E.CONNECT): _S.OPEN,
     (_S.BROKEN, _E.LOSE): _S.LOST,
-    (_S.DRAINING, _E.CONNECT): _S.OPEN,  # drains again at once
-    (_S.DRAINING, _E.BREAK): _S.BROKEN,
-    (_S.DRAINING, _E.CLOSE): _S.CLOSED,
-    (_S.DRAINING, _E.LOSE): _S.LOST,
+    (_S.BROKEN, _E.CLOSE): _S.CLOSED,
+    (_S.LEAVING, _E.BREAK): _S.CLOSED,
+    (_S.LEAVING, _E.CLOSE): _S.CLOSED,
+    (_S.LEAVING, _E.LOSE): _S.LOST,
 }
 
 ENDED_STATES = frozenset({SessionState.LOST, SessionState.CLOSED})
-CONNECTED_STATES = frozenset({SessionState.OPEN, SessionState.DRAINING})
 
 
 def advance_session(state: SessionState, event: SessionEvent) -> SessionState:

@@ -56,6 +56,7 @@ class SessionListener:
         self._served: dict[MessageSession, _ServedSession] = {}
         self._num_half_open = 0
         self._closed = False
+        self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -82,11 +83,14 @@ class SessionListener:
         if accepted is not None and not self._closed:
             await self._serve_of(accepted).pump.run(connection)
 
-    def drain(self) -> None:
-        """Says goodbye in all sessions."""
+    async def leave(self, reason: str) -> None:
+        """Ends all sessions as planned: their diallers hear a goodbye, or `leave_s` passes. Serves no more."""
+        self._closed = True
         for served in list(self._served.values()):
-            served.pump.session.drain()
-            served.pump.wake()
+            served.pump.leave(reason)
+        while self._served:
+            self._ended.clear()
+            await self._ended.wait()
 
     def close(self) -> None:
         """Ends all sessions and their connections, and serves no more."""
@@ -122,8 +126,9 @@ class SessionListener:
         served = self._served.pop(session, None)
         if served is not None:
             served.pump.close()
-            log.info("session_ended", state=session.state.value, reason=session.lost_reason)
-            served.owner.on_ended(session.lost_reason)
+            log.info("session_ended", state=session.state.value, reason=session.end_reason)
+            served.owner.on_ended(session.end_reason)
+            self._ended.set()
 
 
 class _ServedSession:

@@ -44,7 +44,6 @@ class Outbox:
         self._retained: deque[_RetainedFrame] = deque()
         self._num_resent: int | None = None  # retained frames sent on this connection; None: all of them
         self.last_seq = 0  # of the newest frame
-        self.num_acknowledged = 0  # all frames up to this number
         self.retained_bytes = 0
         self.waiting_bytes = 0
         self.num_replayed = 0
@@ -116,7 +115,6 @@ class Outbox:
             self.retained_bytes -= len(self._retained.popleft().body)
             if self._num_resent is not None:
                 self._num_resent = max(0, self._num_resent - 1)
-        self.num_acknowledged = max(self.num_acknowledged, seq)
         if self._num_resent is not None and self._num_resent >= len(self._retained):
             self._num_resent = None
 

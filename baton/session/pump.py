@@ -52,6 +52,14 @@ class SessionPump:
             self.session.post_row(row)
         self.wake()
 
+    def leave(self, reason: str) -> None:
+        """Ends the session as planned; see `MessageSession.leave`."""
+        state = self.session.state
+        self.session.leave(reason, self._loop.time())
+        if self.session.state is not state:
+            self.wake()
+            self._changed()
+
     def wake(self) -> None:
         """Writes in this pass of the loop, or in the next one."""
         self._has_work.set()
@@ -131,6 +139,7 @@ class SessionPump:
 
     def _on_timer(self) -> None:
         self._timer = None
+        self._meter.observe()
         now, state = self._loop.time(), self.session.state
         self.session.on_time(now)
         if self.session.state is not state:

@@ -28,12 +28,15 @@ class SessionLimits:
     """`ping_s`: silence before a ping; `silent_s`: before a connection is broken; `resume_s`: from there to LOST.
 
     Applied frames are acknowledged within `ack_s` or `ack_bytes`. `dial_s`: from the start to the first connection.
+    `leave_s`: for a goodbye to be heard. `probe_s`: between the pings that measure the round trip of a busy connection.
     """
 
     ping_s: float = 0.5
     silent_s: float = 1.5
     resume_s: float = 2.5
     dial_s: float = 6.0
+    leave_s: float = 0.25
+    probe_s: float = 5.0
     ack_s: float = 0.05
     ack_bytes: int = 256 << 10
     outbox: OutboxLimits = field(default_factory=OutboxLimits)
@@ -51,7 +54,8 @@ class _Connection:
     received: FrameTagger
     heard_at: float
     ping_sent: int = 0
-    pinged_at: float | None = None  # of the ping without an answer
+    ping_sent_at: float = 0.0
+    is_asked: bool = False  # a ping has left, and nothing was heard since
     pong_owed: int = 0
 
 
@@ -61,13 +65,14 @@ class MessageSession:
     def __init__(self, session_id: int, accepts: Collection[str], limits: SessionLimits, now: float) -> None:
         self.id = session_id
         self.state = SessionState.DIALLING
-        self.lost_reason = ""
+        self.end_reason = ""
         self.last_applied_seq = 0
         self.established = False  # a frame was received: the other end has the session
         self.num_duplicates = 0
         self.num_bad_frames = 0
         self.num_breaks = 0
-        self.rtt_s: float | None = None
+        self.num_round_trips = 0
+        self.rtt_s = 0.0  # of the newest of them
         self.outbox = Outbox(limits.outbox)
         self._accepts = frozenset(accepts)
         self._limits = limits
@@ -75,18 +80,17 @@ class MessageSession:
         self._gone_at = now + limits.dial_s  # without a connection until then it is LOST
         self._ack_due_at: float | None = None
         self._unacked_bytes = 0  # received since the last ack was sent
-        self._is_draining = False
-        self._peer_drains = False
+        self._leaves_by: float | None = None
         self._num_pings = 0
 
     def post(self, message: pb.StreamMessage) -> None:
-        """Sends a message, sooner or later. No effect once the session has ended."""
-        if self.state not in ENDED_STATES:
+        """Sends a message, sooner or later. No effect once the session has ended or leaves."""
+        if self.state not in ENDED_STATES and self._leaves_by is None:
             self.outbox.post(message)
 
     def post_row(self, row: pb.TokenRow) -> None:
-        """Sends a stream's next tokens; they may join those that wait. No effect once the session has ended."""
-        if self.state not in ENDED_STATES:
+        """Sends a stream's next tokens; they may join those that wait. No effect once it has ended or leaves."""
+        if self.state not in ENDED_STATES and self._leaves_by is None:
             self.outbox.post_row(row)
 
     def connected(self, keys: ConnectionKeys, peer_applied: int, now: float) -> None:
@@ -97,36 +101,46 @@ class MessageSession:
         if peer_applied > self.outbox.last_seq:
             raise BadFrame(f"the other end has applied frame {peer_applied} of {self.outbox.last_seq}")
         self.state = advance_session(self.state, SessionEvent.CONNECT)
-        self._connection = _Connection(FrameTagger(keys.sent), FrameTagger(keys.received), heard_at=now)
+        self._connection = _Connection(FrameTagger(keys.sent), FrameTagger(keys.received), now, ping_sent_at=now)
         self.outbox.acknowledge(peer_applied)
         self.outbox.rewind()
         self._ack_due_at = now  # the first frame tells the other end that it is established
-        if self._is_draining:
-            self.state = advance_session(self.state, SessionEvent.DRAIN)
 
     def broken(self, now: float) -> None:
-        """The connection has ended. No effect without one."""
+        """The connection has ended. No effect without one. A goodbye has been heard, or never will be."""
         if self._connection is not None:
             self._connection = None
-            self.num_breaks += 1
-            self._gone_at = now + self._limits.resume_s
             self.state = advance_session(self.state, SessionEvent.BREAK)
+            if self.state is SessionState.BROKEN:
+                self.num_breaks += 1
+                self._gone_at = now + self._limits.resume_s
 
     def lose(self, reason: str) -> None:
         """Ends the session at this end: all its streams end. Idempotent."""
         if self.state not in ENDED_STATES:
             self.state = advance_session(self.state, SessionEvent.LOSE)
-            self.lost_reason = reason
+            self.end_reason = reason
             self._connection = None
             self.outbox.clear()
 
-    def drain(self) -> None:
-        """Says goodbye: the session closes when both ends have, and all was applied. Idempotent."""
-        if not self._is_draining and self.state not in ENDED_STATES:
-            self._is_draining = True
-            self.post(pb.StreamMessage(goodbye=pb.Goodbye()))
-            if self.state is SessionState.OPEN:
-                self.state = advance_session(self.state, SessionEvent.DRAIN)
+    def leave(self, reason: str, now: float) -> None:
+        """Ends the session as planned: the other end hears a goodbye behind all that was posted but prompts.
+
+        Closes when it has, or after `leave_s`, and at once without a connection. Idempotent.
+        """
+        if self.state is SessionState.OPEN:
+            self.post(pb.StreamMessage(goodbye=pb.Goodbye(reason=reason)))
+            self._leaves_by = now + self._limits.leave_s
+            self.state = advance_session(self.state, SessionEvent.LEAVE)
+        elif self.state not in ENDED_STATES and self.state is not SessionState.LEAVING:
+            self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        """Ends the session as planned, at this end or at the other one."""
+        self.state = advance_session(self.state, SessionEvent.CLOSE)
+        self.end_reason = reason
+        self._connection = None
+        self.outbox.clear()
 
     def receive(self, message: pb.SessionMessage, now: float) -> list[pb.StreamMessage]:
         """Verifies a frame; returns its messages, which the caller applies at once.
@@ -151,17 +165,17 @@ class MessageSession:
         body = self.outbox.take()
         pong, connection.pong_owed = connection.pong_owed, 0
         ping = 0
-        if self._ping_is_due(connection, now):
+        probes = body is not None and now - connection.ping_sent_at >= self._limits.probe_s
+        if probes or self._ping_is_due(connection, now):
             self._num_pings = self._num_pings % 0x7FFFFFFF + 1
-            ping, connection.pinged_at, connection.ping_sent = self._num_pings, now, self._num_pings
+            ping, connection.is_asked = self._num_pings, True
+            connection.ping_sent, connection.ping_sent_at = ping, now
         if body is None and not (pong or ping or self._ack_is_due(now)):
             return None
         self._ack_due_at, self._unacked_bytes = None, 0
         # Concatenated serialisations of one message type merge, so a retained frame gets a new ack without a parse.
         body = (body or b"") + pb.Frame(ack=self.last_applied_seq, ping=ping, pong=pong).SerializeToString()
-        message = pb.SessionMessage(body=body, tag=connection.sent.tag(body))
-        self._close_if_done()
-        return message
+        return pb.SessionMessage(body=body, tag=connection.sent.tag(body))
 
     def has_work(self, now: float) -> bool:
         """True if `take` would return a frame now."""
@@ -172,7 +186,7 @@ class MessageSession:
         return self.outbox.has_work or bool(connection.pong_owed) or is_due
 
     def _ping_is_due(self, connection: _Connection, now: float) -> bool:
-        return connection.pinged_at is None and now - connection.heard_at >= self._limits.ping_s
+        return not connection.is_asked and now - connection.heard_at >= self._limits.ping_s
 
     def next_wakeup(self) -> float | None:
         """When `on_time` and `take` have something to do without a message; None once the session has ended."""
@@ -182,16 +196,20 @@ class MessageSession:
         if connection is None:
             return self._gone_at
         times = [connection.heard_at + self._limits.silent_s]
-        if connection.pinged_at is None:
+        if not connection.is_asked:
             times.append(connection.heard_at + self._limits.ping_s)
         if self._ack_due_at is not None:
             times.append(self._ack_due_at)
+        if self._leaves_by is not None:
+            times.append(self._leaves_by)
         return min(times)
 
     def on_time(self, now: float) -> None:
-        """Breaks a silent connection, and loses a session that was without one for too long."""
+        """Breaks a silent connection, loses a session that was without one for too long, closes one that leaves."""
         connection = self._connection
-        if connection is not None:
+        if self._leaves_by is not None and now >= self._leaves_by and self.state is SessionState.LEAVING:
+            self._close("its goodbye was not answered")
+        elif connection is not None:
             if now - connection.heard_at >= self._limits.silent_s:
                 self.broken(now)
         elif self.state not in ENDED_STATES and now >= self._gone_at:
@@ -221,30 +239,28 @@ class MessageSession:
                 self._ack_due_at = now + self._limits.ack_s
         if frame.seq == self.last_applied_seq + 1:
             self.last_applied_seq = frame.seq
-            self._peer_drains = self._peer_drains or any(message.HasField("goodbye") for message in frame.messages)
+            self._hear_goodbye(frame)
             return list(frame.messages)
         self.num_duplicates += bool(frame.seq)
-        self._close_if_done()
         return []
+
+    def _hear_goodbye(self, frame: pb.Frame) -> None:
+        """Closes the session when the other end has left it. Its driver closes the connection, which is the answer."""
+        for message in frame.messages:
+            if message.HasField("goodbye") and self.state not in ENDED_STATES:
+                self._close(message.goodbye.reason)
 
     def _hear(self, connection: _Connection, frame: pb.Frame, now: float) -> None:
         connection.heard_at = now
         connection.pong_owed = frame.ping or connection.pong_owed
-        if connection.pinged_at is not None:
-            if frame.pong == connection.ping_sent:
-                self.rtt_s = now - connection.pinged_at
-            connection.pinged_at = None  # any frame shows that the other end is there
+        connection.is_asked = False  # any frame shows that the other end is there
+        if frame.pong and frame.pong == connection.ping_sent:
+            self.num_round_trips += 1
+            self.rtt_s = now - connection.ping_sent_at
 
     def _ack_is_due(self, now: float) -> bool:
         due_at = self._ack_due_at
         return due_at is not None and (now >= due_at or self._unacked_bytes >= self._limits.ack_bytes)
-
-    def _close_if_done(self) -> None:
-        """Closes a drained session: both ends have said goodbye, all was applied, and the last ack is out."""
-        is_done = self._peer_drains and self.outbox.is_empty and self._ack_due_at is None
-        if self.state is SessionState.DRAINING and is_done:
-            self.state = advance_session(self.state, SessionEvent.CLOSE)
-            self._connection = None
 
     def _waited_s(self) -> float:
         return self._limits.resume_s if self.num_breaks else self._limits.dial_s

@@ -34,12 +34,11 @@ class ReconciledStreams(Generic[Handler]):
 
 
 class StreamTable(Generic[Handler]):
-    """Open streams of one end. `num_late` counts messages of streams that were not open."""
+    """Open streams of one end."""
 
     def __init__(self) -> None:
         self._open: dict[int, _OpenStream[Handler]] = {}
         self._newest = 0
-        self.num_late = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -64,12 +63,9 @@ class StreamTable(Generic[Handler]):
         return number
 
     def get(self, number: int) -> Handler | None:
-        """The stream's handler; None, and counted, for a late message."""
+        """The stream's handler; None for a late message."""
         stream = self._open.get(number)
-        if stream is None:
-            self.num_late += 1
-            return None
-        return stream.handler
+        return None if stream is None else stream.handler
 
     def close(self, number: int) -> Handler | None:
         """Ends a stream here; None if it has ended before."""

@@ -183,7 +183,8 @@ class _Worker:
         log.info("decode_stopped", exit_code=self._lifecycle.exit_code)
 
     async def _close(self, server: RunningServer) -> None:
-        self._sessions.close()  # a session is a call without end, for which the server would wait
+        # A session is a call without end, for which the server would wait.
+        await self._sessions.leave("the worker leaves")
         await server.stop(SERVER_GRACE_S)
         await self._handoffs.close()
 

@@ -136,7 +136,7 @@ class SimDecode:
     async def leave(self) -> None:
         """SIGTERM; returns when the process would exit."""
         await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
-        self._sessions.close()
+        await self._sessions.leave("the worker leaves")
         await self._listener.stop(SERVER_GRACE_S)
         await self._handoffs.close()
         await self._registration.withdraw()

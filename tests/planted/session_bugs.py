@@ -6,6 +6,7 @@ from tests.planted.runner import PlantedBug
 
 SESSIONS, TESTS = "sessions", "tests/property/session"
 SESSION, OUTBOX, ACCEPTOR = "baton/session/session.py", "baton/session/outbox.py", "baton/session/acceptor.py"
+METER = "baton/session/meter.py"
 HANDSHAKE, TAGS = "baton/session/handshake.py", "baton/session/tags.py"
 
 
@@ -13,7 +14,29 @@ def _bug(name: str, file: str, before: str, after: str) -> PlantedBug:
     return PlantedBug(SESSIONS, name, file, before, after, TESTS)
 
 
+LEAVING_TESTS = "tests/property/session/test_session.py tests/unit/session/test_meter.py"
+
+
+def _leaving_bug(name: str, file: str, before: str, after: str) -> PlantedBug:
+    return PlantedBug(SESSIONS, name, file, before, after, LEAVING_TESTS)
+
+
 SESSION_BUGS = (
+    _leaving_bug(
+        "a goodbye that nobody hears has no end",
+        SESSION,
+        "self._leaves_by is not None and now >= self._leaves_by",
+        "False",
+    ),
+    _leaving_bug("a goodbye is not heard", SESSION, 'if message.HasField("goodbye") and', "if False and"),
+    _leaving_bug(
+        "rows follow a goodbye",
+        SESSION,
+        "self._leaves_by is None:\n            self.outbox.post_row(row)",
+        "True:\n            self.outbox.post_row(row)",
+    ),
+    _leaving_bug("a planned end counts as lost", METER, '"closed"', '"lost"'),
+    _leaving_bug("a busy connection is never measured", SESSION, "probes = body is not None and", "probes = False and"),
     _bug("an older connection feeds the session", ACCEPTOR, "hello.connection <= found.connection", "False"),
     _bug(
         "a frame is acknowledged before it is applied",

@@ -49,20 +49,18 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[SessionRole, str]] = ..., id: _Optional[str] = ..., incarnation: _Optional[int] = ..., listener_incarnation: _Optional[int] = ..., session_id: _Optional[int] = ..., connection: _Optional[int] = ..., last_applied_seq: _Optional[int] = ..., established: bool = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Challenge(_message.Message):
-    __slots__ = ("protocol_version", "incarnation", "last_applied_seq", "nonce", "refused", "unknown")
+    __slots__ = ("protocol_version", "incarnation", "last_applied_seq", "nonce", "refused")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     incarnation: int
     last_applied_seq: int
     nonce: bytes
     refused: _common_pb2.Failure
-    unknown: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., last_applied_seq: _Optional[int] = ..., nonce: _Optional[bytes] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., unknown: bool = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., last_applied_seq: _Optional[int] = ..., nonce: _Optional[bytes] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ()
@@ -189,5 +187,7 @@ class Ended(_message.Message):
     def __init__(self, failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

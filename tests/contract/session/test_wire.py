@@ -287,6 +287,28 @@ async def test_an_idle_session_stays(session: SessionRig):
     assert session.dialler.session.num_breaks == 0
 
 
+async def test_a_listener_that_leaves_closes_its_sessions(session: SessionRig):
+    worker = await session.worker()
+    session.post_token(worker, 0)
+    async with asyncio.timeout(WAIT_S):
+        await session.listener.leave("the worker leaves")
+        await session.task
+    assert session.router.tokens == [0]
+    assert session.router.reason == "the worker leaves"
+    assert session.dialler.session.state is SessionState.CLOSED, "planned, and not lost"
+    assert session.listener.num_sessions == 0
+
+
+async def test_a_dialler_that_leaves_ends_the_streams_at_once(session: SessionRig):
+    worker = await session.worker()
+    await session.router.until(lambda: session.dialler.session.state is SessionState.OPEN)
+    async with asyncio.timeout(LIMITS.resume_s / 2):
+        session.dialler.pump.leave("the router leaves")
+        await session.task
+        await worker.until(lambda: worker.reason is not None)
+    assert worker.reason == "the router leaves"
+
+
 async def test_another_secret_gets_no_session(rig: WireRig):
     stranger = SessionRig(rig, ClusterTrust(b"another" * 5, rig.trust.tls))
     await stranger.start()

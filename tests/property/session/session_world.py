@@ -16,7 +16,7 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.session.acceptor import AcceptedSession, Acceptor
 from baton.session.handshake import DiallerHandshake, OfferedConnection, SessionRefused
-from baton.session.lifecycle import CONNECTED_STATES, ENDED_STATES
+from baton.session.lifecycle import ENDED_STATES, SessionState
 from baton.session.outbox import OutboxLimits
 from baton.session.session import WORKER_KINDS, MessageSession, SessionLimits
 from baton.session.tags import OPEN_SESSION_KEY
@@ -193,7 +193,7 @@ class SessionWorld:
             is_complete = self.down.is_complete and self.up.is_complete and self._acknowledged()
             if is_complete or self.dialler.state in ENDED_STATES:
                 return
-            if self.dialler.state not in CONNECTED_STATES or not self._listener_reads():
+            if self.dialler.state is not SessionState.OPEN or not self._listener_reads():
                 self.dial()
             for _ in range(40):
                 self.deliver_down(3)
@@ -288,7 +288,7 @@ class SessionWorld:
                 self._apply_up(applied)
         except (LinkBroken, DecodeError) as error:
             self._close_dialler_ends()
-            if isinstance(error, SessionRefused) and error.unknown:
+            if isinstance(error, SessionRefused):
                 self.dialler.lose(str(error))
 
     def _apply_up(self, message: pb.StreamMessage) -> None:

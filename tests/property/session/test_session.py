@@ -54,7 +54,7 @@ def test_a_session_that_is_lost_at_the_worker_is_lost_at_the_router():
     world.deliver_down(3)
     world.deliver_up(3)
     assert world.dialler.state in ENDED_STATES
-    assert "not known here" in world.dialler.lost_reason
+    assert "not known here" in world.dialler.end_reason
 
 
 def test_both_ends_of_a_cut_session_are_lost_in_time():
@@ -94,19 +94,66 @@ def test_an_idle_connection_stays_open_by_pings():
         world.deliver_up(3)
     assert world.dialler.state is world.worker.state is SessionState.OPEN
     assert world.dialler.num_breaks == 0
-    assert world.dialler.rtt_s is not None
+    assert world.dialler.num_round_trips > 10
 
 
-def test_a_session_closes_when_both_ends_have_said_goodbye():
+def test_a_goodbye_closes_both_ends_behind_what_was_posted():
     world = connected_world()
-    world.dialler.drain()
-    world.worker.drain()
-    for _ in range(4):
-        world.now += 0.1
+    world.post_row(0)
+    world.worker.leave("it ends", world.now)
+    world.post_row(1)  # too late
+    assert world.worker.state.value == "leaving"
+    world.flush()
+    world.deliver_up(3)
+    assert world.up.applied_tokens == {1: [1]}
+    assert world.dialler.state is SessionState.CLOSED
+    assert world.dialler.end_reason == "it ends"
+    world.cut(1)  # the router's driver closes the connection
+    assert world.worker.state is SessionState.CLOSED
+    assert world.worker.num_breaks == 0
+
+
+def test_a_goodbye_that_nobody_hears_ends_in_time():
+    world = connected_world()
+    world.dialler.leave("it ends", world.now)
+    woken_at = world.dialler.next_wakeup()
+    assert woken_at is not None
+    assert woken_at <= world.now + LIMITS.leave_s
+    world.dialler.on_time(world.now + LIMITS.leave_s)
+    assert world.dialler.state is SessionState.CLOSED
+    assert world.dialler.next_wakeup() is None
+
+
+def test_a_session_without_a_connection_is_left_at_once():
+    world = connected_world()
+    world.cut(2)
+    world.dialler.leave("it ends", world.now)
+    assert world.dialler.state is SessionState.CLOSED
+
+
+def test_two_goodbyes_that_cross_close_both_ends():
+    world = connected_world()
+    world.dialler.leave("the router ends", world.now)
+    world.worker.leave("the worker ends", world.now)
+    world.flush()
+    world.deliver_down(3)
+    world.deliver_up(3)
+    assert world.dialler.state is world.worker.state is SessionState.CLOSED
+
+
+def test_a_busy_connection_is_probed_now_and_then():
+    world = connected_world()
+    for index in range(100):
+        world.now += 0.2
+        world.post_row(index)
+        world.post_down(index)
         world.flush()
         world.deliver_down(3)
         world.deliver_up(3)
-    assert world.dialler.state is world.worker.state is SessionState.CLOSED
+        world.flush()
+        world.deliver_up(3)
+    assert 3 <= world.worker.num_round_trips <= 5
+    assert world.worker.rtt_s == pytest.approx(0.2), "a ping is read one round later"
 
 
 def test_a_session_that_was_lost_here_does_not_begin_again():

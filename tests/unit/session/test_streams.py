@@ -34,13 +34,12 @@ def test_a_session_without_numbers_left_says_so():
         table.draw("b", 0.0)
 
 
-def test_late_messages_are_counted():
+def test_a_late_message_has_no_stream():
     table: StreamTable[str] = StreamTable()
     number = table.draw("a", 0.0)
     assert table.get(number) == "a"
     table.close(number)
     assert table.get(number) is None
-    assert table.num_late == 1
 
 
 def test_a_lost_session_ends_all_streams():

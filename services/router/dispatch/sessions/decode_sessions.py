@@ -55,8 +55,9 @@ class DecodeSessions:
             self._dial(current[incarnation])
 
     async def close(self) -> None:
-        """Ends all sessions."""
-        self.follow(())
+        """Ends all sessions as planned; workers hear of it, or `leave_s` passes."""
+        for session in self._sessions.values():
+            session.leave("the router leaves")
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _dial(self, worker: WorkerRecord) -> WorkerSession:

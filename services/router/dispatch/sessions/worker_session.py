@@ -55,6 +55,12 @@ class WorkerSession:
             self._dialler.pump.post(pb.StreamMessage(stream=number, prompt=part))
         return stream
 
+    def leave(self, reason: str) -> None:
+        """Ends the session as planned. `task` ends when the worker has heard of it, or after `leave_s`."""
+        self._dialler.pump.leave(reason)
+        if self.has_ended:  # it may be within a dial
+            self.task.cancel()
+
     def apply(self, messages: list[pb.StreamMessage]) -> None:
         """See `SessionOwner`."""
         for message in messages:
@@ -79,7 +85,7 @@ class WorkerSession:
         """See `SessionOwner`. Every attempt in it has lost its worker."""
         self._timer.cancel()
         for stream in self._streams.close_all():
-            stream.end(WorkerLost(f"the session with decode was lost: {reason}"))
+            stream.end(WorkerLost(f"the session with decode has ended: {reason}"))
 
     def _put(self, number: int, event: decode_pb2.GenerateEvent | pb.TokenRow, *, ends: bool = False) -> None:
         stream = self._streams.get(number)
