@@ -55,6 +55,7 @@ class SessionDialler:
         self.session = MessageSession(secrets.randbits(63) | 1, WORKER_KINDS, limits, self._loop.time())
         self.pump = SessionPump(self.session, self._apply, self._changed.set)
         self._owner: SessionOwner | None = None
+        self.other_version = False  # the listener speaks another protocol version
 
     async def run(self, owner: SessionOwner) -> None:
         """Connects until the session ends; `owner` gets its messages and its end."""
@@ -108,6 +109,8 @@ class SessionDialler:
             async with self._while_it_lives(HANDSHAKE_TIMEOUT_S):
                 await self._shake_hands(connection)
         except SessionRefused as error:
+            self.other_version = error.other_version
+            log.warning("session_refused", address=self._peer.address, why=str(error))
             self.session.lose(str(error))
             return False
         except ConnectionRefused:

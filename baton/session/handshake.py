@@ -31,11 +31,15 @@ class HandshakeFailed(LinkBroken):
 
 
 class SessionRefused(LinkBroken):
-    """A proven listener does not continue this session, which is lost. `reason`: the listener's own error."""
+    """A proven listener does not continue this session, which is lost. `reason`: the listener's own error.
 
-    def __init__(self, reason: BatonError) -> None:
+    `other_version`: it speaks another protocol version, so it would refuse every session.
+    """
+
+    def __init__(self, reason: BatonError, *, other_version: bool) -> None:
         super().__init__(f"the session was refused: {reason}")
         self.reason = reason
+        self.other_version = other_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class DiallerHandshake:
     def __init__(self, key: bytes, hello: pb.Hello) -> None:
         self._key = key
         self._listener_incarnation = hello.listener_incarnation
+        self._version = hello.protocol_version
         self._hello = hello.SerializeToString()
 
     def hello(self) -> pb.SessionMessage:
@@ -66,10 +71,13 @@ class DiallerHandshake:
         if len(body) > MAX_HANDSHAKE_BYTES or not same_tag(tag, message.tag):
             raise HandshakeFailed("the listener has not proved that it holds this cluster's secret")
         challenge = _parse_challenge(body)
+        other_version = challenge.protocol_version != self._version
         if challenge.HasField("refused"):
-            raise SessionRefused(from_code(challenge.refused.code, challenge.refused.message))
-        if challenge.protocol_version != PROTOCOL_VERSION or challenge.incarnation != self._listener_incarnation:
-            raise SessionRefused(WorkerLost("another incarnation or version has answered"))
+            reason = from_code(challenge.refused.code, challenge.refused.message)
+            raise SessionRefused(reason, other_version=other_version)
+        if other_version or challenge.incarnation != self._listener_incarnation:
+            reason = WorkerLost("another incarnation or version has answered")
+            raise SessionRefused(reason, other_version=other_version)
         proof = pb.SessionMessage(tag=handshake_tag(self._key, _PROOF, self._hello, body))
         keys = ConnectionKeys.of_dialler(self._key, self._hello, body)
         return DialledConnection(keys, challenge.last_applied_seq, proof)

@@ -10,6 +10,8 @@ import pytest
 
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.worker import CAPABILITIES
+from baton.rpc.version import PROTOCOL_VERSION
+from baton.session import dialler
 from baton.session.session import SessionLimits
 from tests.mock_workers import Hold, MockDecode, Phase, ScriptedAction
 from tests.mocks import sessions as mock_sessions
@@ -156,6 +158,19 @@ async def test_a_worker_without_sessions_keeps_its_calls():
             assert tokens(await w.generate(sequence(used.id))) == scripted(5)
         assert [len(old.requests), old.num_in_sessions] == [1, 0]
         assert [len(new.requests), new.num_in_sessions] == [1, 1]
+
+
+async def test_a_worker_of_another_version_keeps_its_calls(monkeypatch: pytest.MonkeyPatch):
+    """Its listener refuses the session and names both versions; attempts then come as calls, and none is lost."""
+    monkeypatch.setattr(dialler, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    async with world() as w:
+        sessions = w.workers.decode_sessions
+        assert sessions is not None
+        await eventually(lambda: not sessions.serves(w.decode.record()))
+        for number in range(2):
+            assert tokens(await w.generate(sequence(f"r{number}"))) == scripted(5)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 1]
+        assert w.decode.num_in_sessions == 0
 
 
 @pytest.mark.parametrize("num_tokens", [1, 12 * 1024, 12 * 1024 + 1])

@@ -34,10 +34,10 @@ class DecodeSessions:
         self._sessions: dict[Incarnation, WorkerSession] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    @staticmethod
-    def serves(worker: WorkerRecord) -> bool:
-        """True if the worker speaks sessions."""
-        return SESSIONS in worker.capabilities
+    def serves(self, worker: WorkerRecord) -> bool:
+        """True if the worker speaks sessions of this version. Others keep a call an attempt."""
+        session = self._sessions.get(worker.incarnation)
+        return SESSIONS in worker.capabilities and not (session is not None and session.other_version)
 
     def open(self, worker: WorkerRecord, request: decode_pb2.GenerateRequest, metadata: Metadata) -> SessionStream:
         """Starts an attempt on `worker`. `metadata`: as of a call. Its failures come with the first read."""
@@ -48,7 +48,7 @@ class DecodeSessions:
 
     def follow(self, workers: Iterable[WorkerRecord]) -> None:
         """Dials workers that are new, and ends the sessions with all others than `workers`: they are lost."""
-        current = {worker.incarnation: worker for worker in workers if self.serves(worker)}
+        current = {worker.incarnation: worker for worker in workers if SESSIONS in worker.capabilities}
         for incarnation in self._sessions.keys() - current.keys():
             self._sessions.pop(incarnation).task.cancel()
         for incarnation in current.keys() - self._sessions.keys():

@@ -35,6 +35,11 @@ class WorkerSession:
         """True once the session was lost or closed."""
         return self._dialler.session.state in ENDED_STATES
 
+    @property
+    def other_version(self) -> bool:
+        """True if the worker has refused the session because it speaks another protocol version."""
+        return self._dialler.other_version
+
     def open(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> SessionStream:
         """Starts an attempt. Raises `LinkBroken` if the session has no stream numbers left."""
         stream = SessionStream(lambda: self._abort(number))
