@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 import os
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Ca
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LatenessPlugin(TESTS))
+    if not hasattr(config, "workerinput"):  # one cache for all processes of the run, and none of it in the user's
+        cache = tempfile.TemporaryDirectory(prefix="baton-tests-")
+        os.environ["XDG_CACHE_HOME"] = cache.name
+        config.add_cleanup(cache.cleanup)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -37,7 +37,6 @@ from baton.model.loading.quantization import Quantization, QuantizationReport
 from baton.model.loading.self_check import VerificationBits
 from baton.model.sharing.shared_weights import (
     MIN_HUGE_FRACTION,
-    MIN_SHARED_BYTES,
     SharingPlan,
     WeightSharing,
     load_shared_model,
@@ -59,6 +58,8 @@ log = get_logger()
 
 SAMPLED_PAGES = 16
 """With `page_checks=sampled` one of so many matched pages is checked."""
+MIN_WARNED_BYTES = 64 * MIB
+"""Less weights fit caches whatever their pages are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ def _report_memory(memory: WeightMemory, layout: WeightLayout) -> None:
     metrics.WEIGHTS_HUGE_FRACTION.labels(layout.value).set(memory.huge_fraction)
     metrics.WEIGHTS_BYTES.labels("shared").set(memory.shared_bytes)
     metrics.WEIGHTS_BYTES.labels("private").set(memory.num_bytes - memory.shared_bytes)
-    if memory.num_bytes >= MIN_SHARED_BYTES and memory.huge_fraction < MIN_HUGE_FRACTION:
+    if memory.num_bytes >= MIN_WARNED_BYTES and memory.huge_fraction < MIN_HUGE_FRACTION:
         log.warning(
             "weights_on_small_pages",
             huge_fraction=round(memory.huge_fraction, 3),

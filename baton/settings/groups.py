@@ -291,11 +291,11 @@ class WorkerSettings(ServiceSettings):
 
     weight_sharing: WeightSharingKind = WeightSharingKind.AUTO
     """Keep the weights of the workers of a host once, in a file that all of them map: auto (unless private memory would
-    have larger pages), always or off. For models of 64 MiB and more that the lean decoder runs on a CPU."""
+    have larger pages), always or off. For models that the lean decoder runs on a CPU."""
 
     weight_cache_dir: Path | None = None
     """Directory of files with ready weights; default: `.baton` beside the model's files, or `~/.cache/baton/weights`
-    where that cannot be written. Nobody else may write to it."""
+    where that cannot be written, and for the bundled model. Nobody else may write to it."""
 
     kv_events_endpoint: str | None = None
     """ZeroMQ address, e.g. tcp://127.0.0.1:5557, at which the events of the prefix cache are published for routers of

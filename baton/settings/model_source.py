@@ -11,6 +11,7 @@ from pathlib import Path
 from baton.settings.base import SettingsError
 
 BUNDLED = "bundled"
+PACKAGE = Path(__file__).resolve().parents[1]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 
@@ -38,9 +39,12 @@ def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL, *, download: bo
 
 
 def weight_cache_directories(directory: Path) -> list[Path]:
-    """Where ready weights of the model in `directory` are kept by default: beside it, else in the user's cache."""
+    """Where ready weights of the model in `directory` are kept by default: beside it, else in the user's cache.
+
+    Never in the package: what an installation did not write stays when it is removed.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    found = [directory / ".baton"]
+    found = [] if directory.is_relative_to(PACKAGE) else [directory / ".baton"]
     with suppress(RuntimeError):  # a user without a home
         found.append(Path(home).expanduser() / "baton" / "weights")
     return found

@@ -42,8 +42,6 @@ from baton.model.weight_file.ownership import ForeignFile
 
 MAX_WAIT_S = 600.0
 """Longest wait for another worker that packs the same weights."""
-MIN_SHARED_BYTES = 64 * 1024 * 1024
-"""Smaller checkpoints are loaded sooner than found, and nobody misses their memory."""
 MIN_HUGE_FRACTION = 0.9
 """Of a mapped file. With less, decode steps read the weights up to 40 % slower than from private huge pages."""
 _SAMPLE_BYTES = 16 * 1024 * 1024
@@ -196,9 +194,6 @@ def _reason_against(directory: Path, options: LoadOptions, plan: SharingPlan) ->
     family = FAMILIES.get(model_type)
     if family is None or family.experts:
         return "the model has experts" if family else f"there is no lean decoder for {model_type}"
-    num_bytes = sum(path.stat().st_size for path in (*directory.glob("*.safetensors"), *directory.glob("*.bin")))
-    if num_bytes < MIN_SHARED_BYTES:
-        return f"the checkpoint is smaller than {MIN_SHARED_BYTES // 2**20} MiB"
     return None
 
 

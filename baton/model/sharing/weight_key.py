@@ -5,6 +5,7 @@ A worker may map a file only if every part is equal: then the file is what it wo
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from baton.model.loading.loader import DecoderChoice
 from baton.model.loading.quantization import Quantization
 from baton.model.weight_file.format import FORMAT_VERSION
 
+PACKAGE = Path(__file__).resolve().parents[1]
 CPU_INFO = Path("/proc/cpuinfo")
 _CPU_LINES = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
 
@@ -63,6 +65,7 @@ def key_parts(directory: Path, root: str, options: LoadOptions) -> dict[str, str
         "config": xxhash.xxh3_128_hexdigest((directory / "config.json").read_bytes()),
         "level": "none" if level is None else level.value,
         "kernel_sources": "".join(sources),
+        "loader_sources": loader_sources(),
         "cpu": cpu_identity(),
         "torch_level": torch.backends.cpu.get_cpu_capability(),
         "bfloat16": str(has_bfloat16_arithmetic()),
@@ -70,6 +73,15 @@ def key_parts(directory: Path, root: str, options: LoadOptions) -> dict[str, str
         "torch": str(torch.__version__),
         "transformers": version("transformers"),
     }
+
+
+@functools.cache
+def loader_sources(package: Path = PACKAGE) -> str:
+    """Digest of the code that loads and packs, which changes between releases, and in a checkout without one."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def key_of(parts: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from baton.settings.base import SettingsError
-from baton.settings.model_source import ModelFiles, resolve_model
+from baton.settings.model_source import ModelFiles, resolve_model, weight_cache_directories
 
 
 def make_model(directory: Path, *names: str) -> Path:
@@ -79,3 +79,10 @@ def test_a_check_downloads_nothing(monkeypatch):
 def test_the_bundled_model_needs_no_network(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
     assert (resolve_model("bundled") / "config.json").is_file()
+
+
+def test_ready_weights_lie_beside_a_model_but_never_in_the_package(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    users = tmp_path / "cache" / "baton" / "weights"
+    assert weight_cache_directories(tmp_path / "model") == [tmp_path / "model" / ".baton", users]
+    assert weight_cache_directories(resolve_model("bundled")) == [users]

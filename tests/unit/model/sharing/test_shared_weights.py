@@ -43,11 +43,6 @@ FLOAT32 = LoadOptions(dtype=DtypeChoice.FLOAT32)
 LEAN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 
 
-@pytest.fixture(autouse=True)
-def share_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_weights, "MIN_SHARED_BYTES", 1)
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.save_random_model("llama", tmp_path_factory.mktemp("llama"))
@@ -151,7 +146,6 @@ from pathlib import Path
 from baton.model.loading.config import DtypeChoice
 from baton.model.sharing import shared_weights as shared
 from baton.model.sharing.weight_key import LoadOptions
-shared.MIN_SHARED_BYTES = 1
 events = []
 plan = shared.SharingPlan(shared.WeightSharing.ALWAYS, [Path({str(worker.cache)!r})], lambda *_, **__: events.append(1))
 options = LoadOptions(dtype=DtypeChoice.FLOAT32)
@@ -348,8 +342,6 @@ def test_what_needs_no_file_says_why(llama: Path, worker: Worker, monkeypatch: p
     monkeypatch.setattr(shared_weights, "FAMILIES", {"gpt_oss": Family()})
     assert "the stock decoder serves the model" in worker.load(other_family).report.sharing_note
     monkeypatch.setattr(shared_weights, "FAMILIES", FAMILIES)
-    monkeypatch.setattr(shared_weights, "MIN_SHARED_BYTES", 2**30)
-    assert worker.load(llama).report.sharing_note == "the checkpoint is smaller than 1024 MiB"
     assert list(worker.cache.glob("*.weights")) == []
 
 
@@ -363,6 +355,7 @@ CHANGES: list[Callable[[pytest.MonkeyPatch], LoadOptions]] = [
     lambda patch: patch.setattr(weight_key, "__version__", "0.0.9") or FLOAT32,
     lambda patch: patch.setattr(weight_key, "FORMAT_VERSION", 2) or FLOAT32,
     lambda patch: patch.setattr(weight_key, "source_digest", lambda _: "new panels") or FLOAT32,
+    lambda patch: patch.setattr(weight_key, "loader_sources", lambda: "edited") or FLOAT32,
     lambda patch: patch.setattr(torch, "__version__", "2.99") or FLOAT32,
 ]
 
@@ -373,6 +366,16 @@ def test_the_key_changes_with_all_that_weights_depend_on(number: int, llama: Pat
     assert key_of(key_parts(llama, "root", FLOAT32)) == before
     options = CHANGES[number](monkeypatch)
     assert key_of(key_parts(llama, "root", options)) != before
+
+
+def test_an_edited_source_changes_the_digest_of_the_loader(tmp_path: Path):
+    source = tmp_path / "model" / "packing.py"
+    source.parent.mkdir()
+    source.write_text("TILE = 16")
+    before = weight_key.loader_sources(tmp_path)
+    source.write_text("TILE = 32")
+    weight_key.loader_sources.cache_clear()
+    assert weight_key.loader_sources(tmp_path) != before
 
 
 def test_the_key_changes_with_checkpoint_and_config(llama: Path, tmp_path: Path):
