@@ -34,6 +34,7 @@ class SessionPump:
         self._has_work = asyncio.Event()
         self._connection: WireConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # uvloop gives a timer that is due a handle without `when`
         self._meter = SessionMeter(session)
 
     def start(self) -> None:
@@ -131,11 +132,11 @@ class SessionPump:
     def _arm(self) -> None:
         """Sets the timer to the session's next wake-up, unless it is set to an earlier one, which then looks again."""
         wakeup = self.session.next_wakeup()
-        if wakeup is None or (self._timer is not None and self._timer.when() <= wakeup):
+        if wakeup is None or (self._timer is not None and self._timer_at <= wakeup):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(wakeup, self._on_timer)
+        self._timer_at, self._timer = wakeup, self._loop.call_at(wakeup, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -154,7 +155,8 @@ class SessionPump:
         """Sets the timer after it went off. A wake-up that is due belongs to the writer, which waits for room."""
         wakeup = self.session.next_wakeup()
         if wakeup is not None and self._timer is None:
-            self._timer = self._loop.call_at(max(wakeup, now + 0.01), self._on_timer)
+            self._timer_at = max(wakeup, now + 0.01)
+            self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _changed(self) -> None:
         if self.session.state in ENDED_STATES and self._connection is not None:
