@@ -17,8 +17,10 @@ import pytest
 
 from baton.bundled import MODEL_DIR
 from baton.domain.arithmetic import ceil_div
+from baton.domain.worker import NO_KERNELS
 from tests.cluster import Cluster, completion_tokens, eventually, links_in, plain_client
 from tests.exactness.reference import Reference
+from tests.kernels import kernel_levels
 from tests.lateness import in_time
 
 pytestmark = pytest.mark.integration
@@ -94,6 +96,17 @@ def test_the_bundled_model_calls_a_tool_when_it_needs_one(cluster: Cluster, sdk:
     other = sdk.chat.completions.create(messages=question, **chat).choices[0]
     assert (other.finish_reason, other.message.tool_calls) == ("stop", None)
     assert other.message.content
+
+
+@pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+def test_a_worker_names_the_kernels_that_it_has_mapped(cluster: Cluster) -> None:
+    """The metric against the process's own memory. The portable library is always there: it tells what the CPU has."""
+    levels = [level.value for level in kernel_levels()]
+    for worker in cluster.workers():
+        lines = Path(f"/proc/{worker.popen.pid}/maps").read_text().splitlines()
+        mapped = {Path(line.split()[-1]).stem for line in lines if "/kernels/built/" in line}
+        named = [name for name in (*levels, NO_KERNELS) if cluster.metric(worker.name, "baton_kernels", level=name)]
+        assert named == [level for level in levels if level in mapped][-1:]
 
 
 def test_link_is_reported(cluster: Cluster) -> None:

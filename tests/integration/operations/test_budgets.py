@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -58,23 +55,59 @@ def calls() -> list[ReferenceCall]:
     ]
 
 
-@contextmanager
-def loaded(directory: Path, calls: list[ReferenceCall]) -> Iterator[tuple[Cluster, list[Client]]]:
-    """One prefill worker and two decode workers, of which the second computes prompts too."""
-    with Cluster(directory, num_decode=2) as cluster:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One prefill worker and two decode workers, the same processes for every test: budgets are what changes."""
+    with Cluster(tmp_path_factory.mktemp("budgets"), num_decode=2) as cluster:
         cluster.wait_links(2)
-        role(cluster, "decode-1", *START["decode-1"])
         processes = [worker.popen.pid for worker in cluster.workers()]
-        with steady_load(cluster, calls) as clients:
-            yield cluster, clients
+        yield cluster
         assert [worker.popen.pid for worker in cluster.workers()] == processes
-        assert cluster.tokens_recomputed == 0
-        assert cluster.bytes_moved > 0
-        cluster.wait_pages_free(10.0)
 
 
-def test_a_role_changes_under_load(tmp_path: Path, calls: list[ReferenceCall]) -> None:
-    with loaded(tmp_path, calls) as (cluster, clients):
+@pytest.fixture
+def cluster(started: Cluster) -> Cluster:
+    """The cluster with the budgets of `START`."""
+    for name, budgets in START.items():
+        role(started, name, *budgets)
+    return started
+
+
+@contextmanager
+def loaded(cluster: Cluster, calls: list[ReferenceCall]) -> Iterator[list[Client]]:
+    """Clients at work; afterwards nothing was computed twice, and no page is held."""
+    before = cluster.bytes_moved
+    with steady_load(cluster, calls) as clients:
+        yield clients
+    assert cluster.tokens_recomputed == 0
+    assert cluster.bytes_moved > before
+    cluster.wait_pages_free(10.0)
+
+
+def test_the_command_shows_and_refuses_by_name(started: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first test: reservations follow rows only until someone sets them."""
+
+    def ask(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = run(["role", *words, f"--redis-url={started.redis.url}"])
+        shown = capsys.readouterr()
+        return code, (shown.out or shown.err).strip()
+
+    assert ask("decode-0") == (0, "decode-0: prefill tokens 0, rows 64, reservations 64")
+    assert ask("decode-0", "--rows=3") == (0, "decode-0: prefill tokens 0, rows 3, reservations 3")
+    code, text = ask("prefill-0", "--rows=4")
+    assert code == 2
+    assert "rows: a worker that was started as prefill has no rows" in text
+    code, text = ask("decode-0", "--prefill-tokens=3")
+    assert code == 2
+    assert "prefill_tokens must be 0 or at least a page of 16" in text
+    assert ask("decode-9")[0] == 2
+    log = started.processes["decode-0"].log.read_text()
+    assert [line for line in log.splitlines() if "budgets_changed" in line and "rows_before=64" in line]
+
+
+def test_a_role_changes_under_load(cluster: Cluster, calls: list[ReferenceCall]) -> None:
+    with loaded(cluster, calls) as clients:
         wait_for_answers(clients)
         role(cluster, "prefill-0", 0)
         wait_for_answers(clients)
@@ -101,10 +134,10 @@ def test_a_role_changes_under_load(tmp_path: Path, calls: list[ReferenceCall]) -
         assert [budget(cluster, name, "prefill_tokens") for name in START] == [256, 0, 0]
 
 
-def test_no_request_fails_while_budgets_flip(tmp_path: Path, calls: list[ReferenceCall]) -> None:
+def test_no_request_fails_while_budgets_flip(cluster: Cluster, calls: list[ReferenceCall]) -> None:
     """Any budgets, 0 among them, on two workers, as fast as the command can; `decode-1` takes what they leave."""
     rng = random.Random(11)
-    with loaded(tmp_path, calls) as (cluster, clients):
+    with loaded(cluster, calls) as clients:
         for number in range(NUM_FLIPS):
             if rng.random() < 0.5:
                 role(cluster, "prefill-0", rng.choice([0, 16, 64, 512]))
@@ -116,24 +149,3 @@ def test_no_request_fails_while_budgets_flip(tmp_path: Path, calls: list[Referen
         role(cluster, "decode-0", *START["decode-0"])
         wait_for_answers(clients)
     assert sum(client.num_answered for client in clients) >= 10
-
-
-def test_the_command_shows_and_refuses_by_name(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as cluster:
-        command = [sys.executable, "-m", "baton.services.cli.main", "role", f"--redis-url={cluster.redis.url}"]
-
-        def ask(*words: str) -> tuple[int, str]:
-            completed = subprocess.run([*command, *words], capture_output=True, text=True, timeout=60.0, check=False)
-            return completed.returncode, (completed.stdout or completed.stderr).strip()
-
-        assert ask("decode-0") == (0, "decode-0: prefill tokens 0, rows 64, reservations 64")
-        assert ask("decode-0", "--rows=3") == (0, "decode-0: prefill tokens 0, rows 3, reservations 3")
-        code, text = ask("prefill-0", "--rows=4")
-        assert code == 2
-        assert "rows: a worker that was started as prefill has no rows" in text
-        code, text = ask("decode-0", "--prefill-tokens=3")
-        assert code == 2
-        assert "prefill_tokens must be 0 or at least a page of 16" in text
-        assert ask("decode-9")[0] == 2
-        log = cluster.processes["decode-0"].log.read_text()
-        assert [line for line in log.splitlines() if "budgets_changed" in line and "rows_before=64" in line]
