@@ -46,7 +46,7 @@ from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.core_plan import BadCorePlan
-from baton.settings.groups import MIB, Device, PageCheckKind, WorkerSettings
+from baton.settings.groups import MIB, Device, KVDtypeKind, PageCheckKind, WorkerSettings
 from baton.settings.model_source import resolve_model, weight_cache_directories
 from baton.settings.text_digest import text_digest
 from baton.telemetry import metrics
@@ -107,6 +107,8 @@ def build_engine(
         root = beside.submit(checkpoint_root, directory)
         model = _load(settings, directory, root.result)
     masks = _masks(directory, model.config.vocab_size)
+    if settings.kv_dtype is KVDtypeKind.INT8:
+        model = model.with_int8_pages()
     verification = _verification(model) if decodes else None
     num_pages = settings.pool_pages(model.geometry.page_bytes)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
@@ -262,6 +264,7 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         pages=num_pages,
         page_tokens=model.geometry.page_size,
         page_bytes=model.geometry.page_bytes,
+        kv_dtype=model.geometry.kv_dtype or model.geometry.dtype,
         max_model_len=max_model_len,
     )
 

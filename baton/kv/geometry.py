@@ -7,17 +7,23 @@
 One head group is page-major across layers (HND inside a layer), as many groups as KV heads is head-major. A group is a
 contiguous range, so that ranks of tensor parallelism can each give or take theirs. The replicated part has the layers
 of multi-head latent attention (MLA). Zeros are never written again, so equal pages have equal bytes.
+
+Pages of int8 hold each head's K and V of a token as bytes with a float32 scale. The scales follow the order of the
+layers: for each, K [heads][slot], V [heads][slot].
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.fingerprint import PAGE_FORMAT, digest_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+INT8 = "int8"
+"""A `kv_dtype`: 8-bit integers with a scale for each token, head and side."""
+SCALE_BYTES = 4
 FORMAT_VERSION = 2
 PAGE_ALIGNMENT = 4096
 """Bytes. Attention over pages off such an edge takes 5 to 8 % longer."""
@@ -137,21 +143,43 @@ class PageGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """The pages of a model. Raises `ValueError` for another number of page groups than one: more are not served yet."""
+    """The pages of a model. `dtype`: of what it computes; `kv_dtype`: of the stored elements, None: the same.
+
+    Raises `ValueError` for another number of page groups than one: more are not served yet.
+    """
 
     dtype: str
     page_size: int
     groups: tuple[PageGroup, ...]
     version: int = FORMAT_VERSION
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.groups) != 1:
             raise ValueError(f"a pool has pages of one group of layers, not of {len(self.groups)}")
+        if self.kv_dtype not in (None, INT8):
+            raise ValueError(f"pages hold the model's numbers or {INT8}, not {self.kv_dtype}")
 
     @classmethod
     def of_layers(cls, layers: tuple[CacheLayer, ...], dtype: str, page_size: int, head_groups: int = 1) -> KVGeometry:
         """Pages of one group with all `layers`."""
         return cls(dtype, page_size, (PageGroup(ALL_LAYERS, None, layers, head_groups),))
+
+    def quantized(self) -> KVGeometry:
+        """The same layers in pages of int8. Raises `ValueError` for layers that keep latents, and for draft layers."""
+        group = self.group
+        if len(group.attention_layers) != len(group.layers):
+            raise ValueError("a latent and its rotated key would share a scale")
+        if group.draft_layers or group.tail_elements:
+            raise ValueError("draft layers have no scales")
+        num_scales = 2 * self.page_size * sum(layer.num_kv_heads for layer in group.layers)
+        groups = (replace(group, scale_bytes=num_scales * SCALE_BYTES),)
+        return replace(self, groups=groups, kv_dtype=INT8)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a stored element."""
+        return 1 if self.kv_dtype == INT8 else DTYPE_BYTES[self.dtype]
 
     @property
     def group(self) -> PageGroup:
@@ -165,9 +193,9 @@ class KVGeometry:
 
     @property
     def num_bytes_per_token(self) -> int:
-        """Bytes of a token's values, without what pages are padded with."""
+        """Bytes of a token's values, without scales and what pages are padded with."""
         group = self.group
-        return (group.sharded_elements_per_token + group.replicated_elements_per_token) * DTYPE_BYTES[self.dtype]
+        return (group.sharded_elements_per_token + group.replicated_elements_per_token) * self.element_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -185,7 +213,7 @@ class KVGeometry:
 
         The last part includes the padding, so the parts cover the page.
         """
-        group, group_bytes = self.group, self.group_stride * DTYPE_BYTES[self.dtype]
+        group, group_bytes = self.group, self.group_stride * self.element_bytes
         ends = [group_bytes * number for number in range(1, group.head_groups + 1) if group_bytes]
         if not ends or self._num_used_bytes > ends[-1]:
             ends.append(self.page_bytes)
@@ -195,6 +223,17 @@ class KVGeometry:
         """Element offsets of each layer's K and V in a page: in its first head group, or in the replicated part."""
         return list(self._layer_offsets())
 
+    def scale_offsets(self) -> list[tuple[int, int]]:
+        """Offsets of each layer's K and V scales in a page, in scales; empty without scales."""
+        if self.kv_dtype is None:
+            return []
+        at, offsets = self._first_scale_byte // SCALE_BYTES, []
+        for layer in self.layers:
+            num_scales = layer.num_kv_heads * self.page_size
+            offsets.append((at, at + num_scales))
+            at += 2 * num_scales
+        return offsets
+
     def num_pages(self, num_tokens: int) -> int:
         """Pages needed for `num_tokens` token slots."""
         return ceil_div(num_tokens, self.page_size)
@@ -203,17 +242,22 @@ class KVGeometry:
         """Named parts of a fingerprint (`baton.domain.fingerprint`). They cover every field."""
         return {
             PAGE_FORMAT: str(self.version),
-            "dtype": self.dtype,
+            "dtype": self.dtype if self.kv_dtype is None else f"{self.dtype} in pages of {self.kv_dtype}",
             "page_size": str(self.page_size),
             "page_group": self.group.describe(),
             "kv_head_groups": str(self.group.head_groups),
         }
 
     @property
+    def _first_scale_byte(self) -> int:
+        """Scales begin at a multiple of their size, behind all layers."""
+        num_bytes = self.num_bytes_per_token * self.page_size
+        return ceil_div(num_bytes, SCALE_BYTES) * SCALE_BYTES if self.group.scale_bytes else num_bytes
+
+    @property
     def _num_used_bytes(self) -> int:
-        item_bytes = DTYPE_BYTES[self.dtype]
         group = self.group
-        return self.num_bytes_per_token * self.page_size + group.scale_bytes + group.tail_elements * item_bytes
+        return self._first_scale_byte + group.scale_bytes + group.tail_elements * self.element_bytes
 
     def _layer_offsets(self) -> Iterator[tuple[int, int]]:
         at, latent_at = 0, self.group.sharded_elements_per_token * self.page_size

@@ -3,7 +3,8 @@
 Owns views, not pages: `baton.kv` decides which page holds what. Called by the attention hook and the runner. Inside a
 head group of a page (`baton.kv.geometry`) the layers follow one another. A layer's K is [heads of the group, page_size,
 head_dim] (HND), followed by its V. A page is contiguous, so one descriptor moves it. The slots of a head are adjacent,
-as CPU caches and flashinfer need them. A latent layer has one KV head whose V is the first part of its K.
+as CPU caches and flashinfer need them. A latent layer has one KV head whose V is the first part of its K. Pages of int8
+have scales (`page_scales`): tokens are rounded when they are written, and gathered as numbers of the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.kv.geometry import DTYPE_BYTES, CacheLayer, KVGeometry, LatentGeometry
+from baton.kv.geometry import CacheLayer, KVGeometry, LatentGeometry
 from baton.kv.memory import PageMemory
+from baton.model.page_scales import PageScales
 
 
 class PageStorage:
@@ -28,6 +30,8 @@ class PageStorage:
         self, geometry: KVGeometry, pool: torch.Tensor, host: PageMemory | None = None, *, has_scratch: bool = False
     ) -> None:
         self.geometry = geometry
+        self.dtype = _dtype(geometry.dtype)
+        self.scales = None if geometry.kv_dtype is None else PageScales(geometry, pool)
         self.num_pages = pool.shape[0] - has_scratch
         self.scratch_page = self.num_pages if has_scratch else None
         self._pool = pool
@@ -59,8 +63,8 @@ class PageStorage:
         has_scratch: bool = False,
     ) -> PageStorage:
         """Allocates a zeroed pool on `device`: for GPUs, and for checks."""
-        shape = num_pages + has_scratch, geometry.page_bytes // DTYPE_BYTES[geometry.dtype]
-        pool = torch.zeros(shape, dtype=_dtype(geometry), device=device)
+        shape = num_pages + has_scratch, geometry.page_bytes // geometry.element_bytes
+        pool = torch.zeros(shape, dtype=_dtype(geometry.kv_dtype or geometry.dtype), device=device)
         return cls(geometry, pool, host, has_scratch=has_scratch)
 
     @property
@@ -84,6 +88,7 @@ class PageStorage:
     def keys(self, layer: int) -> torch.Tensor:
         """One layer's K over the whole pool: [pages, head groups, heads of a group, page_size, k_head_dim], strided.
 
+        As stored: int8 without its scales, if pages are of int8.
         `flatten(1, 2)` makes it [pages, num_kv_heads, page_size, k_head_dim]: a view for one head group and for as
         many as heads, otherwise a copy.
         """
@@ -100,6 +105,9 @@ class PageStorage:
 
         The values of a latent layer are part of its keys, and are not written.
         """
+        if self.scales is not None:
+            keys = self.scales.write(self.scales.keys[layer], pages, slots, keys)
+            values = self.scales.write(self.scales.values[layer], pages, slots, values)
         sides = [(self._keys[layer], keys), (self._values[layer], values)]
         for view, tokens in sides[:1] if self._is_latent[layer] else sides:
             by_slot = view.permute(0, 3, 1, 2, 4)
@@ -158,10 +166,11 @@ class PageSelection:
         self._index: dict[tuple[int, int], torch.Tensor] = {}
 
     def keys(self, layer: int) -> torch.Tensor:
-        """[rows, num_kv_heads, token slots, k_head_dim], a copy."""
-        shape = self._storage.geometry.layers[layer]
+        """[rows, num_kv_heads, token slots, k_head_dim] of the model's dtype, a copy."""
+        shape, scales = self._storage.geometry.layers[layer], self._storage.scales
         rows = self._rows(shape.num_kv_heads, shape.k_head_dim)
-        return self._shaped(self._storage.gather_keys(layer, rows), shape.num_kv_heads, shape.k_head_dim)
+        keys = self._shaped(self._storage.gather_keys(layer, rows), shape.num_kv_heads, shape.k_head_dim)
+        return keys if scales is None else scales.restore(scales.keys[layer], self._pages, keys, self._storage.dtype)
 
     def keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Both sides of a layer; a latent layer is gathered once."""
@@ -171,12 +180,15 @@ class PageSelection:
         return keys, self.values(layer)
 
     def values(self, layer: int) -> torch.Tensor:
-        """[rows, num_kv_heads, token slots, v_head_dim], a copy."""
-        shape = self._storage.geometry.layers[layer]
+        """[rows, num_kv_heads, token slots, v_head_dim] of the model's dtype, a copy."""
+        shape, scales = self._storage.geometry.layers[layer], self._storage.scales
         if isinstance(shape, LatentGeometry):
             return self.keys(layer)[..., : shape.rank]
         rows = self._rows(shape.num_kv_heads, shape.v_head_dim)
-        return self._shaped(self._storage.gather_values(layer, rows), shape.num_kv_heads, shape.v_head_dim)
+        values = self._shaped(self._storage.gather_values(layer, rows), shape.num_kv_heads, shape.v_head_dim)
+        if scales is None:
+            return values
+        return scales.restore(scales.values[layer], self._pages, values, self._storage.dtype)
 
     def _rows(self, num_kv_heads: int, head_dim: int) -> torch.Tensor:
         known = self._index.get((num_kv_heads, head_dim))
@@ -189,8 +201,8 @@ class PageSelection:
         return rows.view(self._pages.shape[0], num_kv_heads, -1, head_dim)
 
 
-def _dtype(geometry: KVGeometry) -> torch.dtype:
-    dtype = getattr(torch, geometry.dtype)
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
@@ -199,7 +211,7 @@ def _as_pages(memory: PageMemory, geometry: KVGeometry) -> torch.Tensor:
     """The memory as [num_pages, elements of a page]. Raises `ValueError` if its page size differs."""
     if memory.page_bytes != geometry.page_bytes:
         raise ValueError(f"memory has pages of {memory.page_bytes} bytes, the geometry of {geometry.page_bytes}")
-    return torch.frombuffer(memory.buffer, dtype=_dtype(geometry)).view(memory.num_pages, -1)
+    return torch.frombuffer(memory.buffer, dtype=_dtype(geometry.kv_dtype or geometry.dtype)).view(memory.num_pages, -1)
 
 
 Side = tuple[int, int, int, int]

@@ -60,6 +60,13 @@ class QuantizationKind(StrEnum):
     INT8 = "int8"
 
 
+class KVDtypeKind(StrEnum):
+    """Number format of K and V in pages. AUTO: the model's."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+
+
 class Device(StrEnum):
     """Device of the model. AUTO: a GPU if there is one."""
 
@@ -214,6 +221,10 @@ class WorkerSettings(ServiceSettings):
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""
+
+    kv_dtype: KVDtypeKind = KVDtypeKind.AUTO
+    """Number format of K and V in pages: the model's (auto) or int8, which needs a quarter to a half of the memory and
+    changes outputs a little; the same on all workers."""
 
     device: Device = Device.AUTO
     """Device of the model: auto (a GPU if there is one), cpu or cuda."""

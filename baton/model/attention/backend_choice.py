@@ -27,5 +27,5 @@ def _choose(layers: Sequence[ObservedLayer], storage: PageStorage, kernels: Kern
     if flashinfer_supports(layers, storage):
         return FlashinferAttention(layers, storage)
     if kernels is not None and native_supports(kernels, layers, storage):
-        return NativeAttention(kernels, storage, max_native_segment_tokens(kernels, storage.keys(0).dtype))
+        return NativeAttention(kernels, storage, max_native_segment_tokens(kernels, storage.dtype))
     return TorchAttention(storage)

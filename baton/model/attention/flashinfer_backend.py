@@ -37,6 +37,7 @@ def flashinfer_supports(layers: Sequence[ObservedLayer], storage: PageStorage) -
     head_groups = storage.geometry.group.head_groups
     return (
         storage.geometry.dtype == "bfloat16"
+        and storage.geometry.kv_dtype is None
         and len(shapes) == 1  # a plan is for one number of heads
         and all(
             layer.geometry.k_head_dim == layer.geometry.v_head_dim

@@ -33,7 +33,7 @@ def native_supports(kernels: Kernels, layers: Sequence[ObservedLayer], storage: 
     fits = all(size % kernels.head_dim_multiple == 0 for size in sizes) and all(
         layer.num_heads % layer.geometry.num_kv_heads == 0 for layer in layers
     )
-    return storage.device.type == "cpu" and supports_dtype(storage.keys(0).dtype) and fits
+    return storage.device.type == "cpu" and supports_dtype(storage.dtype) and fits
 
 
 class _AttentionLayer(ctypes.Structure):
@@ -42,7 +42,8 @@ class _AttentionLayer(ctypes.Structure):
     _fields_ = (
         ("query", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        ("scale_page_stride", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("page_stride", "page_size", "group_heads", "group_stride")),
         *((name, ctypes.c_int64) for name in ("key_slot_stride", "value_slot_stride")),
         ("out", ctypes.c_void_p),
@@ -113,22 +114,24 @@ class NativeAttention:
 
     def _attend(self, call: AttentionCall, plan: _Plan) -> torch.Tensor:
         keys, values = self._storage.keys(call.layer), self._storage.values(call.layer)
+        scales, dtype = self._storage.scales, self._storage.dtype
         num_groups, group_heads = keys.shape[1:3]
-        query = call.query.to(keys.dtype)
+        query = call.query.to(dtype)
         if query.stride(-1) != 1:
             query = query.contiguous()
         sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
         out = query.new_empty(*query.shape[:2], values.shape[-1])
         layer = _AttentionLayer(
             *(query.data_ptr(), query.stride(0), query.stride(1)),
-            *(keys.data_ptr(), values.data_ptr(), keys.stride(0), plan.page_size, group_heads, keys.stride(1)),
+            *(keys.data_ptr(), values.data_ptr()),
+            *((None, None, 0) if scales is None else scales.addresses(call.layer)),
+            *(keys.stride(0), plan.page_size, group_heads, keys.stride(1)),
             *(keys.stride(3), values.stride(3)),
             *(out.data_ptr(), query.shape[1], num_groups * group_heads, keys.shape[-1], values.shape[-1]),
             call.window or 0,
             *(None if sinks is None else sinks.data_ptr(), call.scale, call.softcap or 0.0),
         )
-        is_bfloat16 = keys.dtype is torch.bfloat16
-        self._kernels.attend(is_bfloat16, ctypes.addressof(layer), ctypes.addressof(plan.struct))
+        self._kernels.attend(dtype is torch.bfloat16, ctypes.addressof(layer), ctypes.addressof(plan.struct))
         return out.to(call.query.dtype)
 
 

@@ -101,7 +101,7 @@ class TorchAttention:
         hidden = positions >= ends
         if window is not None:
             hidden |= positions < ends - window
-        bias = torch.zeros(hidden.shape, dtype=self._storage.keys(0).dtype).masked_fill_(hidden, -torch.inf)
+        bias = torch.zeros(hidden.shape, dtype=self._storage.dtype).masked_fill_(hidden, -torch.inf)
         rows = torch.tensor([span.segment.offset for span in members])
         device = self._storage.device
         return RowGroup(rows.to(device), self._select(tables), bias[:, None, None].to(device))

@@ -23,6 +23,8 @@ class _RopeParams(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("cosines", "sines", "query_norm", "key_norm")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int64) for name in ("page_size", "page_stride", "group_heads", "group_stride")),
+        *((name, ctypes.c_void_p) for name in ("key_scales", "value_scales")),
+        ("scale_page_stride", ctypes.c_int64),
     )
 
 
@@ -56,9 +58,10 @@ class NativeOps:
     ) -> torch.Tensor:
         if out is None:
             out = qkv.new_empty(qkv.shape[0], heads.num_heads, heads.head_dim)
-        keys, values = storage.keys(layer), storage.values(layer)
+        keys, values, scales = storage.keys(layer), storage.values(layer), storage.scales
         weights = () if norms is None else (norms.query, norms.key)
-        _require(qkv.dtype, qkv, out, keys[0, 0], values[0, 0])
+        pages = (keys[0, 0], values[0, 0]) if scales is None else ()
+        _require(qkv.dtype, qkv, out, *pages)
         _require(torch.float32, rope.cos, rope.sin, *weights)
         _require(torch.int64, positions, step.token_pages, step.token_slots)
         rope_params = _RopeParams(
@@ -67,6 +70,7 @@ class NativeOps:
             *(() if norms else (None, None)),
             *(0.0 if norms is None else norms.eps, step.page_size),
             *(keys.stride(0), keys.shape[2], keys.stride(1)),
+            *((None, None, 0) if scales is None else scales.addresses(layer)),
         )
         self._kernels.rope_and_write_kv(
             *(qkv.dtype is torch.bfloat16, ctypes.addressof(rope_params), qkv.data_ptr(), positions.data_ptr()),
@@ -104,7 +108,7 @@ class NativeOps:
 
 def choose_ops(storage: PageStorage, kernels: Kernels | None = None) -> Ops:
     """The operations of a lean decoder over `storage`."""
-    if kernels is not None and storage.device.type == "cpu" and supports_dtype(storage.keys(0).dtype):
+    if kernels is not None and storage.device.type == "cpu" and supports_dtype(storage.dtype):
         return NativeOps(kernels)
     return TorchOps()
 

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import pad
 
+from baton.model.int8_rows import quantize_rows
 from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.linears.panels import STEP_INPUTS, pack_panels
-
-INT8_MAX = 127
-"""Bound on both sides. -128 is excluded: it has no negative, and the AVX2 product is exact only without it."""
 
 MAX_INPUTS = 2**16
 """Longest sum of u8 times s8 products that fits an int32."""
@@ -31,7 +29,6 @@ class _Int8Weight(ctypes.Structure):
     )
 
 
-_TINY = 1e-30  # below it, the inverse of the scale would be infinite
 _CHANNELS_PER_CHUNK = 256  # intermediates are float64, and an output head is large
 
 
@@ -49,19 +46,6 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if not torch.isfinite(scales).all():
         raise ValueError("the weight has numbers that are not finite")
     return values, scales
-
-
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises every row of `x` [rows, features] by its own scale, as the kernel does: int8, and float32 [rows].
-
-    The scale of a row that is not finite is NaN.
-    """
-    wide = x.double()  # products are exact in float64, so they are rounded once
-    size = x.float().abs().amax(1)
-    size = torch.where(torch.isfinite(size), size, torch.nan)
-    size = torch.where(size < _TINY, 0.0, size)
-    factor = torch.where(size > 0, INT8_MAX / size, 0.0)[:, None]
-    return torch.round(wide * factor).nan_to_num(0.0).to(torch.int8), size / INT8_MAX
 
 
 class Int8Linear:

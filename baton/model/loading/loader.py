@@ -129,6 +129,13 @@ class LoadedModel:
             return self.kernels.level.value
         return NO_KERNELS if self.device == "cpu" else self.device
 
+    def with_int8_pages(self) -> LoadedModel:
+        """The same model over pages of int8. Raises `UnsupportedModel` where its layers have none."""
+        try:
+            return replace(self, geometry=self.geometry.quantized())
+        except ValueError as error:
+            raise UnsupportedModel(f"no pages of int8: {error}. Use --kv-dtype auto") from error
+
     def decoder(self, storage: PageStorage) -> Decoder:
         """A decoder over `storage`. Raises `ValueError` for another geometry."""
         if storage.geometry != self.geometry:

@@ -18,7 +18,8 @@ _PROPERTIES: tuple[tuple[str, Callable[[WorkerRecord], object], str], ...] = (
     (
         "fingerprint",
         lambda worker: worker.fingerprint,
-        f"{_SAME_START}, --dtype, --quantization and --kv-head-groups; the decode worker's log names the part",
+        f"{_SAME_START}, --dtype, --kv-dtype, --quantization and --kv-head-groups; "
+        "the decode worker's log names the part",
     ),
 )
 

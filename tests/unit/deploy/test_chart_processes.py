@@ -122,7 +122,8 @@ def test_each_router_has_an_id_of_its_own(monkeypatch):
 @each_example
 def test_settings_that_must_agree_are_the_same_on_all_workers(values, monkeypatch):
     prefill, decode = (load(services(render(values))[name], monkeypatch) for name in ("prefill", "decode"))
-    for name in ("model", "dtype", "page_size", "kv_head_groups", "export_lease_s", "quantization", "page_tags"):
+    names = ("model", "dtype", "kv_dtype", "page_size", "kv_head_groups", "export_lease_s", "quantization", "page_tags")
+    for name in names:
         assert getattr(prefill, name) == getattr(decode, name)
 
 

@@ -5,7 +5,8 @@
 // and sum of every query's softmax (online softmax: arXiv:1805.02867, arXiv:2205.14135). Sums are float.
 // A tile of few queries multiplies keys and values where they are in the page (small_m.h). A tile of many packs them
 // first, keys transposed, and then runs a register-blocked GEMM (packed_gemm.h). Where the CPU has dot products of
-// bfloat16 pairs, softmax weights are rounded to bfloat16 for them.
+// bfloat16 pairs, softmax weights are rounded to bfloat16 for them. Keys and values of int8 pages become numbers of the
+// query's type as they are found, a tile at a time.
 // Called through `baton/model/attention/native_backend.py`, which has checked shapes, types and strides.
 #include <cmath>
 
@@ -27,6 +28,8 @@ struct AttentionLayer {  // one layer's call; strides in elements
     int64_t query_token_stride, query_head_stride;
     const void *keys, *values;  // the layer's part of the first head group of page 0: [group_heads, page_size, dim];
                                 // the values of a latent layer lie in its keys
+    const float *key_scales, *value_scales;  // of page 0, [num_kv_heads, page_size]: pages are int8; or both null
+    int64_t scale_page_stride;
     int64_t page_stride, page_size;
     int64_t group_heads, group_stride;  // KV heads of a head group, and the distance of two groups
     int64_t key_slot_stride, value_slot_stride;  // distance of two slots of a head
@@ -86,7 +89,9 @@ class Tile {
         const int64_t num_packed_values = W::kIsPacked ? 0 : kTileKeys / W::kElements * layer.v_dim;
         const int64_t num_packed_keys = kTileKeys * round_up(num_k_steps_, kWidth);
         const int64_t num_query_floats = n * (num_k_steps_ + layer.v_dim + kTileKeys + kWidth + 1);
-        char* at = (char*)workspace.get((num_query_floats + num_packed_keys + num_packed_values) * 4 + 1024);
+        const int64_t num_restored = layer.key_scales ? kTileKeys * (layer.k_dim + layer.v_dim) : 0;
+        const int64_t num_floats = num_query_floats + num_packed_keys + num_packed_values + num_restored;
+        char* at = (char*)workspace.get(num_floats * 4 + 1024);
         const auto carve = [&at](int64_t num_floats) {
             float* buffer = (float*)at;
             at += round_up(num_floats * 4, 64);
@@ -99,6 +104,7 @@ class Tile {
         row_max_ = carve(n);
         packed_keys_ = carve(num_packed_keys);
         packed_values_ = carve(num_packed_values);
+        restored_ = (T*)carve(num_restored);
     }
 
     int64_t max_tokens() const { return max_tokens_; }
@@ -122,10 +128,8 @@ class Tile {
         for (int64_t key = first; key < end; key += step) {
             const int64_t num_keys = min_of(step, end - key);
             const int64_t num_unseen = max_of(0, oldest - key);  // left of every window: slots that are not read
-            num_next_keys_ = min_of(step, end - key - num_keys);
-            find_rows(layer_.keys, layer_.key_slot_stride, key + num_unseen, num_keys - num_unseen, keys_ + num_unseen);
-            find_rows(layer_.values, layer_.value_slot_stride, key + num_unseen, num_keys - num_unseen,
-                      values_ + num_unseen);
+            num_next_keys_ = layer_.key_scales ? 0 : min_of(step, end - key - num_keys);
+            find_tile(key + num_unseen, num_keys - num_unseen, keys_ + num_unseen, values_ + num_unseen);
             for (int64_t i = 0; i < num_unseen; i++) keys_[i] = keys_[num_unseen], values_[i] = values_[num_unseen];
             find_rows(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
             score(num_keys);
@@ -146,6 +150,7 @@ class Tile {
     float *query_, *sums_, *scores_;       // [queries, num_k_steps_], [queries, v_dim], [queries, kTileKeys]
     float *row_sums_, *row_max_;           // [queries, kWidth], [queries]: running softmax sum and maximum
     float *packed_keys_, *packed_values_;  // [padded k steps, kTileKeys], [kTileKeys / W::kElements, v_dim]
+    T* restored_;  // [kTileKeys, k_dim] and [kTileKeys, v_dim] of int8 pages
     int64_t group_offset_, first_slot_;  // of this KV head: elements to its head group, and slots before it there
     const T *keys_[kTileKeys], *values_[kTileKeys];
     const T* next_keys_[kTileKeys];  // keys of the next tile
@@ -168,12 +173,40 @@ class Tile {
         for (int64_t q = 0; q < num_queries_; q++) row_max_[q] = -INFINITY;
     }
 
-    // Pointers to this KV head's rows at `num_rows` positions from `position`.
-    void find_rows(const void* tensor, int64_t stride, int64_t position, int64_t num_rows, const T** rows) const {
-        const T* head = (const T*)tensor + group_offset_ + first_slot_ * stride;
+    // Pointers to this KV head's keys and values at `num_rows` positions from `position`.
+    void find_tile(int64_t position, int64_t num_rows, const T** keys, const T** values) {
+        if (layer_.key_scales) {
+            T* restored_values = restored_ + kTileKeys * layer_.k_dim;
+            restore_rows(layer_.keys, layer_.key_slot_stride, layer_.key_scales, position, num_rows, layer_.k_dim,
+                         restored_, keys);
+            restore_rows(layer_.values, layer_.value_slot_stride, layer_.value_scales, position, num_rows,
+                         layer_.v_dim, restored_values, values);
+            return;
+        }
+        find_rows(layer_.keys, layer_.key_slot_stride, position, num_rows, keys);
+        find_rows(layer_.values, layer_.value_slot_stride, position, num_rows, values);
+    }
+
+    // Rows of int8 pages times their scales, in `to` [num_rows, dim].
+    void restore_rows(const void* tensor, int64_t stride, const float* scales, int64_t position, int64_t num_rows,
+                      int64_t dim, T* to, const T** rows) const {
+        const int8_t* stored[kTileKeys];
+        find_rows(tensor, stride, position, num_rows, stored);
+        for (int64_t i = 0; i < num_rows; i++, position++, to += dim) {
+            const int64_t page = pages_[position / layer_.page_size], slot = position % layer_.page_size;
+            const float scale = scales[page * layer_.scale_page_stride + kv_head_ * layer_.page_size + slot];
+            for (int64_t d = 0; d < dim; d += kWidth) store(to + d, load(stored[i] + d) * scale);
+            rows[i] = to;
+        }
+    }
+
+    // Pointers to this KV head's rows, as they are stored.
+    template <typename E>
+    void find_rows(const void* tensor, int64_t stride, int64_t position, int64_t num_rows, const E** rows) const {
+        const E* head = (const E*)tensor + group_offset_ + first_slot_ * stride;
         const int32_t* page = pages_ + position / layer_.page_size;
         for (int64_t slot = position % layer_.page_size, i = 0; i < num_rows; slot = 0, page++) {
-            const T* row = head + *page * layer_.page_stride + slot * stride;
+            const E* row = head + *page * layer_.page_stride + slot * stride;
             for (; slot < layer_.page_size && i < num_rows; slot++, i++, row += stride) rows[i] = row;
         }
     }

@@ -5,6 +5,7 @@
 // exact product of u8 and s8: the sum of two pairs may exceed an int16 and saturates. With signs moved from the row to
 // the weight, and both sides within 127, it is at most 2 * 127 * 127, which fits.
 #include "panels.h"
+#include "quantize.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -56,15 +57,6 @@ BATON_INLINE IntVec Int8Step::add(IntVec sum, ByteVec w, ByteVec x) {
 }
 #endif
 
-// Explicit: a compiler may fuse in one copy of a loop and not in another, and rows would differ.
-BATON_INLINE float fused_multiply_add(float x, float y, float z) {
-#if defined(__FP_FAST_FMAF)
-    return __builtin_fmaf(x, y, z);
-#else
-    return x * y + z;  // no fused multiply-add here
-#endif
-}
-
 struct Int8Weight {
     const int8_t* panels;  // [panels, steps, kPanel, 4]
     const float* scales;   // [num_out]
@@ -72,36 +64,6 @@ struct Int8Weight {
     const float* bias;     // [num_out] or null
     int64_t num_in, num_padded, num_out;
 };
-
-// Quantises a row to int8 [num_padded] and returns its scale: NaN for a row with a NaN or an infinity, 0 for a row so
-// small that the inverse of its scale would be infinite.
-template <typename T>
-float quantize_row(const T* x, int64_t num_in, int64_t num_padded, uint8_t* to) {
-    Vec absmax{}, nonfinite{};
-    int64_t i = 0;
-    for (; i + kWidth <= num_in; i += kWidth) {
-        const Vec v = load(x + i);
-        absmax = vec_max(absmax, vec_max(v, -v));
-        nonfinite += v - v;
-    }
-    float row_absmax = reduce_max(absmax), nonfinite_sum = reduce_add(nonfinite);
-    for (int64_t rest = i; rest < num_in; rest++) {
-        const float v = widen(x[rest]), positive = v < 0.0f ? -v : v;
-        row_absmax = positive > row_absmax ? positive : row_absmax;
-        nonfinite_sum += v - v;
-    }
-    std::memset(to, kShift, num_padded);
-    if (nonfinite_sum != nonfinite_sum) return nonfinite_sum;
-    if (row_absmax < 1e-30f) return 0.0f;
-    const float factor = 127.0f / row_absmax, magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    for (i = 0; i < num_in; i++) {
-        const float rounded = fused_multiply_add(widen(x[i]), factor, magic);
-        int32_t bits;
-        std::memcpy(&bits, &rounded, sizeof bits);
-        to[i] = (uint8_t)(bits + kShift);  // the low byte is the integer, in two's complement
-    }
-    return row_absmax / 127.0f;
-}
 
 // Rescales sums [num_rows, kPanel] and stores them as the outputs from `first`.
 template <typename T>
@@ -132,7 +94,8 @@ void linear(const T* x, const Int8Weight& w, T* out, int64_t num_rows) {
         count = num_rows < kRowBlock ? num_rows : kRowBlock;
         parallel_for_tokens(count, [&](int64_t first, int64_t last) {
             for (int64_t row = first; row < last; row++)
-                row_scales[row] = quantize_row(x + row * w.num_in, w.num_in, w.num_padded, rows + row * w.num_padded);
+                row_scales[row] =
+                    quantize_row<kShift>(x + row * w.num_in, w.num_in, w.num_padded, rows + row * w.num_padded);
         });
         parallel_for_ranges(num_panels, [&](int64_t first, int64_t last) {
             auto* sums = (int32_t*)sums_workspace.get(kRowBlock * kPanel * sizeof(int32_t));

@@ -4,6 +4,7 @@
 // `baton/model/decoders/native_ops.py`, which has checked shapes, types and strides.
 #include <cmath>
 
+#include "quantize.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -66,6 +67,8 @@ struct RopeParams {  // strides in elements
     float eps;
     int64_t page_size, page_stride;
     int64_t group_heads, group_stride;      // KV heads of a head group, and the distance of two groups
+    float *key_scales, *value_scales;       // of page 0, [num_kv_heads, page_size]: pages are int8; or both null
+    int64_t scale_page_stride;
 };
 
 thread_local Workspace workspace;
@@ -93,13 +96,14 @@ void rope_head(const RopeParams& r, const T* x, const float* weight, int64_t pos
     for (int64_t rest = r.rotary_dim; rest < r.head_dim; rest++) narrow(wide[rest], to + rest);
 }
 
-// keys and values: the layer's part of the first head group of page 0, [group_heads, page_size, head_dim].
+// keys and values: the layer's part of the first head group of page 0, [group_heads, page_size, head_dim], of T or int8.
 template <typename T>
 void rope_and_write_kv(const RopeParams& r, const T* qkv, const int64_t* positions, const int64_t* pages,
-                      const int64_t* slots, int64_t num_tokens, T* keys, T* values, T* query) {
+                      const int64_t* slots, int64_t num_tokens, void* keys, void* values, T* query) {
     const int64_t dim = r.head_dim, num_rotated = r.num_heads + r.num_kv_heads;
     parallel_for_tokens(num_tokens, [=, &r](int64_t first, int64_t last) {
-        float* wide = (float*)workspace.get(dim * sizeof(float));
+        float* wide = (float*)workspace.get(2 * dim * sizeof(float));
+        T* rotated = (T*)(wide + dim);
         for (int64_t token = first; token < last; token++) {
             const T* heads = qkv + token * (num_rotated + r.num_kv_heads) * dim;
             const int64_t base = pages[token] * r.page_stride + slots[token] * dim, at = positions[token];
@@ -108,8 +112,16 @@ void rope_and_write_kv(const RopeParams& r, const T* qkv, const int64_t* positio
             for (int64_t h = 0; h < r.num_kv_heads; h++) {
                 const int64_t group = h / r.group_heads, in_group = h % r.group_heads;
                 const int64_t slot = base + group * r.group_stride + in_group * r.page_size * dim;
-                rope_head(r, heads + (r.num_heads + h) * dim, r.key_norm, at, wide, keys + slot);
-                std::memcpy(values + slot, heads + (num_rotated + h) * dim, dim * sizeof(T));
+                const T *key = heads + (r.num_heads + h) * dim, *value = heads + (num_rotated + h) * dim;
+                if (r.key_scales) {
+                    const int64_t scale = pages[token] * r.scale_page_stride + h * r.page_size + slots[token];
+                    rope_head(r, key, r.key_norm, at, wide, rotated);
+                    r.key_scales[scale] = quantize_row<0>(rotated, dim, dim, (uint8_t*)keys + slot);
+                    r.value_scales[scale] = quantize_row<0>(value, dim, dim, (uint8_t*)values + slot);
+                    continue;
+                }
+                rope_head(r, key, r.key_norm, at, wide, (T*)keys + slot);
+                std::memcpy((T*)values + slot, value, dim * sizeof(T));
             }
         }
     });
@@ -150,11 +162,10 @@ BATON_API void baton_rope_and_write_kv(bool is_bf16, const RopeParams* rope, con
                                        const int64_t* pages, const int64_t* slots, int64_t num_tokens, void* keys,
                                        void* values, void* query) {
     if (is_bf16)
-        rope_and_write_kv(*rope, (const bf16*)qkv, positions, pages, slots, num_tokens, (bf16*)keys, (bf16*)values,
-                         (bf16*)query);
+        rope_and_write_kv(*rope, (const bf16*)qkv, positions, pages, slots, num_tokens, keys, values, (bf16*)query);
     else
-        rope_and_write_kv(*rope, (const float*)qkv, positions, pages, slots, num_tokens, (float*)keys,
-                         (float*)values, (float*)query);
+        rope_and_write_kv(*rope, (const float*)qkv, positions, pages, slots, num_tokens, keys, values,
+                         (float*)query);
 }
 
 BATON_API void baton_act_and_mul(bool is_bf16, bool is_gelu, const void* gate_up, int64_t num_tokens, int64_t width,

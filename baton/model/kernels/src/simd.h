@@ -23,6 +23,7 @@ constexpr int kSpan = 2 * kWidth;               // elements that are loaded, mul
 typedef float Vec __attribute__((vector_size(BATON_VECTOR_BYTES)));
 typedef int32_t IntVec __attribute__((vector_size(BATON_VECTOR_BYTES)));
 typedef uint32_t BitVec __attribute__((vector_size(BATON_VECTOR_BYTES)));
+typedef int8_t QuarterVec __attribute__((vector_size(BATON_VECTOR_BYTES / 4)));
 typedef uint16_t HalfVec __attribute__((vector_size(BATON_VECTOR_BYTES / 2)));
 
 struct bf16 {
@@ -58,6 +59,7 @@ BATON_INLINE Vec load(const float* from) { return load_as<Vec>(from); }
 BATON_INLINE Vec load(const bf16* from) {
     return (Vec)(__builtin_convertvector(load_as<HalfVec>(from), BitVec) << 16);
 }
+BATON_INLINE Vec load(const int8_t* from) { return __builtin_convertvector(load_as<QuarterVec>(from), Vec); }
 // Rounds to bfloat16; the bits are in the upper half of each lane.
 BATON_INLINE BitVec round_to_bf16(Vec v) {
     BitVec bits = (BitVec)v;

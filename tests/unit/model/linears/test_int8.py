@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.model.int8_rows import INT8_MAX, quantize_rows
 from baton.model.kernels.build import IsaLevel
 from baton.model.kernels.library import load_kernels
-from baton.model.linears.int8 import INT8_MAX, MAX_INPUTS, Int8Linear, quantize_rows, quantize_weight
+from baton.model.linears.int8 import MAX_INPUTS, Int8Linear, quantize_weight
 from tests.kernels import kernel_levels
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
