@@ -1,7 +1,7 @@
 """A tier below the pool: reads pages for waiting prompts, writes copies of cached pages. Engine thread only.
 
 Files and host memory differ by their mover. That of host memory ends what it starts at once, so that a waiting prompt
-has the pages in the same turn. `READ_BYTES` bound what a turn reads; write-back copies whatever it evicts.
+has the pages in the same turn. `READ_BYTES` and `WRITE_BACK_BYTES` bound what a turn copies.
 
 Failures cost misses: a read that fails, comes late or has another digest is computed instead, and a write that finds no
 room is dropped. A read later than `READ_DEADLINE_S`, or `MAX_ERRORS` errors in a row, opens a circuit breaker: the tier
@@ -35,6 +35,8 @@ READ_BYTES = 16 * 1024 * 1024
 """Most bytes of one read, and of the reads of a turn: what is late is little."""
 WRITE_BYTES = 16 * 1024 * 1024
 """Most bytes that wait to be written; they are copies."""
+WRITE_BACK_BYTES = 16 * 1024 * 1024
+"""Most bytes that write-back copies in a turn; pages that are evicted beyond it get no copies."""
 READ_DEADLINE_S = 1.0
 MAX_WAIT_S = 2.0
 """Longest time that a prompt waits for the tier."""
@@ -106,6 +108,7 @@ class TierController:
         self._ended_reads: list[EndedRead] = []
         self._chains: deque[tuple[PageKey, ...]] = deque(maxlen=MAX_CHAINS)
         self._num_writing = 0
+        self._num_written_back = 0  # in this turn
         self._fresh: set[PageKey] = set()  # read from the tier, used by no prompt yet
         self._num_errors = 0
         self._rests_until = float("-inf")
@@ -117,7 +120,7 @@ class TierController:
 
     def poll(self, quarantine: Quarantine, now: float) -> None:
         """See `LowerTier`."""
-        self._now = now
+        self._now, self._num_written_back = now, 0
         keys, self._seen = quarantine.since(self._seen)
         foreign, self._seen_foreign = quarantine.foreign_since(self._seen_foreign)
         for key in (*keys, *foreign):  # a copy does not tell who computed its page
@@ -195,9 +198,11 @@ class TierController:
                 return  # it could not keep them all; the first ones come when they are evicted themselves
             chain.append(above)
             above = self._cache.parent_of(above)
+        most = max(1, WRITE_BACK_BYTES // self._memory.page_bytes)
         for one in reversed(chain):
-            if not self._may_write() or not self._copy(one, above):
+            if self._num_written_back >= most or not self._may_write() or not self._copy(one, above):
                 return
+            self._num_written_back += 1
             above = one
 
     def next_wakeup(self) -> float | None:

@@ -47,6 +47,21 @@ def test_each_way_to_write_copies_what_it_says(write: TierWrite, num_asked: int,
     assert len(world.tiers[0]) == (NUM_FULL if write is TierWrite.BACK else num_copies)
 
 
+def test_a_turn_copies_a_bounded_number_of_evicted_pages(monkeypatch: pytest.MonkeyPatch):
+    """What is evicted beyond the bound is a miss; the next turn copies again."""
+    monkeypatch.setattr(controller, "WRITE_BACK_BYTES", 2 * PAGE_BYTES)
+    world = HostWorld()
+    world.ask(FIRST)
+    world.scheduler.schedule(0.0)
+    world.cache.clear()
+    assert len(world.tiers[0]) == 2 < NUM_FULL
+    assert [key in world.tiers[0] for key in KEYS[:3]] == [True, True, False], "copies are closed to the root"
+    world.ask(FIRST)
+    world.scheduler.schedule(0.0)
+    world.cache.clear()
+    assert len(world.tiers[0]) == min(4, NUM_FULL)
+
+
 def test_evicted_pages_come_back_in_the_turn_that_needs_them():
     world = HostWorld()
     world.ask(FIRST)
