@@ -42,6 +42,7 @@ from baton.services.prefill.policy import PolicySettings, PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.transfer.digest import PoolHasher, page_digest
 from simulation.runtime.page_memory import SimMemory
+from tests.property.drafts.drafters import MadeDrafter
 
 PAGE_SIZE = 2
 NUM_PAGES = 8
@@ -134,7 +135,13 @@ def tiny_decode(
     scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, rows)
     faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults, growth)
-    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, host_memory)
+    runner = FakeRunner(
+        memory,
+        PAGE_SIZE,
+        VOCAB_SIZE,
+        host_memory,
+        make_drafts=drafter.make if isinstance(drafter, MadeDrafter) else None,
+    )
     return TinyDecode(memory, host_memory, cache, imports, host, scheduler, policy, runner)
 
 

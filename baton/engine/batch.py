@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, overload
 
 from baton.domain.constraint import Constraint
@@ -12,6 +12,7 @@ from baton.domain.ids import AttemptId, PageId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, bad_word_ends, banned_tokens
 from baton.domain.scores.prompt_scores import PromptScores
+from baton.engine.drafts.base import UNMADE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,22 @@ class ScoreSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedDrafts:
+    """Drafts behind a row of `request` that the runner makes itself, from layers in the row's pages."""
+
+    request: EngineRequest
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """New tokens of one request: positions [start, start + len(tokens)).
 
     `pages` is the request's page table. It covers at least `start + len(tokens)` token slots; slots below `start` are
     filled. `sample` is None for a chunk that does not end the prompt. Otherwise it samples after the last token that is
     known, and `drafted` after each of the tokens behind it: the last `len(drafted)` tokens are proposals of a drafter.
-    `score`: of positions from `start` + 1 on. `media`: spans of the request; the runner has their embeddings.
+    `score`: of positions from `start` + 1 on. `media`: spans of the request; the runner has their embeddings. `wanted`:
+    drafts to be made; the page table covers them as well. Such a row has a `sample` and no drafts yet.
     """
 
     id: AttemptId
@@ -119,6 +129,21 @@ class Row:
     score: ScoreSpec | None = None
     drafted: tuple[SampleSpec, ...] = ()
     media: tuple[MediaSpan, ...] = ()
+    wanted: WantedDrafts | None = None
+
+    def with_drafts(self, request: EngineRequest, drafts: Sequence[int]) -> Row:
+        """This row with `drafts` behind its tokens, or still to be made. Raises `ValueError` without a `sample`."""
+        if self.sample is None:
+            raise ValueError(f"{self.id}: a row that is not sampled has no drafts")
+        if drafts and drafts[0] == UNMADE:
+            return replace(self, wanted=WantedDrafts(request, len(drafts)))
+        drafted = SampleSpec.after_drafts(request, self.sample.history, drafts)
+        return replace(self, tokens=[*self.tokens, *drafts], drafted=drafted, wanted=None)
+
+    @property
+    def num_step_tokens(self) -> int:
+        """New tokens, drafts that are not made yet included."""
+        return len(self.tokens) + (0 if self.wanted is None else self.wanted.count)
 
     @property
     def num_known_tokens(self) -> int:
@@ -152,9 +177,23 @@ class Batch:
     rows: tuple[Row, ...]
     copies: tuple[HostCopy, ...] = ()
 
+    def with_made(self, made: Mapping[int, Sequence[int]]) -> Batch:
+        """This batch with the drafts that a runner has `made`, by the index of their rows.
+
+        Raises `ValueError` if they are not as many as a row wants.
+        """
+        rows = list(self.rows)
+        for index, row in enumerate(self.rows):
+            if row.wanted is not None:
+                drafts = made.get(index, ())
+                if len(drafts) != row.wanted.count:
+                    raise ValueError(f"{row.id}: {len(drafts)} drafts were made of {row.wanted.count}")
+                rows[index] = row.with_drafts(row.wanted.request, drafts)
+        return replace(self, rows=tuple(rows))
+
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return sum(row.num_step_tokens for row in self.rows)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -168,12 +207,14 @@ class StepOutput:
 
     It is empty for a row without `sample`, and for one that failed. The scheduler decides which of them count.
     `failures`: by index, rows whose constraint could not be kept. Their chunk is computed, their sequence ends.
-    `scores`: by index, of the rows with a `score`.
+    `scores`: by index, of the rows with a `score`. `batch`: the step's, with the drafts that the runner has made;
+    None if it made none.
     """
 
     sampled: tuple[tuple[SampledToken, ...], ...]
     failures: Mapping[int, ConstraintFailed] = field(default_factory=dict)
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    batch: Batch | None = None
 
 
 class StepInFlight(Protocol):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from baton.model.kernels.core_lease import join_core_lease
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
-from baton.model.loading.identity import checkpoint_root, model_fingerprint
+from baton.model.loading.identity import checkpoint_root, draft_identity, model_fingerprint
 from baton.model.loading.kernel_choice import KernelUse
 from baton.model.loading.loader import DecoderChoice, LoadedModel
 from baton.model.loading.quantization import Quantization, QuantizationReport
@@ -49,6 +49,7 @@ from baton.settings.core_plan import BadCorePlan
 from baton.settings.groups import MIB, Device, KVDtypeKind, PageCheckKind, WorkerSettings
 from baton.settings.model_source import resolve_model, weight_cache_directories
 from baton.settings.text_digest import text_digest
+from baton.settings.vocabulary import require_same_tokens
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.telemetry.progress import loading_progress
@@ -105,7 +106,10 @@ def build_engine(
     directory = resolve_model(settings.model)
     with ThreadPoolExecutor(1, "baton-identity") as beside:
         root = beside.submit(checkpoint_root, directory)
-        model = _load(settings, directory, root.result)
+        model = _load(settings, settings.model, directory, _load_options(settings), root.result)
+    draft = ""
+    if settings.draft_model is not None:
+        model, draft = _with_draft(settings, settings.draft_model, directory, model)
     masks = _masks(directory, model.config.vocab_size)
     if settings.kv_dtype is KVDtypeKind.INT8:
         model = model.with_int8_pages()
@@ -123,7 +127,7 @@ def build_engine(
     cache = PrefixCache(PagePool(num_pages), hasher, EvictionPolicy(settings.eviction_policy.value))
     checks = PageChecks(cache, _sample(settings.page_checks, memory.kind))
     text, quantization = text_digest(directory, settings.chat_template), Quantization(settings.quantization.value)
-    fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization)
+    fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization, draft)
     log.info("model_identity", fingerprint=fingerprint.digest, **{part.name: part.digest for part in fingerprint.parts})
     vocab_size = model.config.vocab_size
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
@@ -164,8 +168,8 @@ def _sample(kind: PageCheckKind, memory: MemoryKind) -> int:
     return {PageCheckKind.ALL: 1, PageCheckKind.SAMPLED: SAMPLED_PAGES, PageCheckKind.OFF: 0}[kind]
 
 
-def _load(settings: WorkerSettings, directory: Path, root: Callable[[], str]) -> LoadedModel:
-    options = LoadOptions(
+def _load_options(settings: WorkerSettings) -> LoadOptions:
+    return LoadOptions(
         dtype=DtypeChoice(settings.dtype.value),
         page_size=settings.page_size,
         head_groups=settings.kv_head_groups,
@@ -176,10 +180,44 @@ def _load(settings: WorkerSettings, directory: Path, root: Callable[[], str]) ->
         kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
         quantization=Quantization(settings.quantization.value),
     )
+
+
+def _load(
+    settings: WorkerSettings, name: str, directory: Path, options: LoadOptions, root: Callable[[], str]
+) -> LoadedModel:
     directories = [settings.weight_cache_dir] if settings.weight_cache_dir else weight_cache_directories(directory)
     plan = SharingPlan(WeightSharing(settings.weight_sharing.value), directories, log.info)
-    with _raise_if_out_of_memory("the weights"), loading_progress(settings.model) as on_progress:
+    with _raise_if_out_of_memory("the weights"), loading_progress(name) as on_progress:
         return load_shared_model(directory, root, options, plan, settings.max_model_len, on_progress)
+
+
+def _with_draft(settings: WorkerSettings, name: str, directory: Path, model: LoadedModel) -> tuple[LoadedModel, str]:
+    """`model`, from `directory`, with the draft model called `name`, and what identifies that one.
+
+    Raises `SettingsError` for one with other tokens, `UnsupportedModel` for one that does not fit the model's pages.
+    """
+    draft_directory = resolve_model(name)
+    require_same_tokens(directory, draft_directory)
+    root = checkpoint_root(draft_directory)
+    options = replace(
+        _load_options(settings),
+        dtype=DtypeChoice(model.config.dtype),
+        head_groups=1,
+        latent_pages=False,
+        quantization=Quantization.NONE,
+    )
+    draft = _load(settings, name, draft_directory, options, lambda: root)
+    with_draft = model.with_draft(draft)
+    log.info(
+        "draft_model_loaded",
+        model_type=draft.config.model_type,
+        parameters=draft.report.num_parameters,
+        layers=len(draft.layers),
+        page_bytes=with_draft.geometry.page_bytes - model.geometry.page_bytes,
+        decoder="stock" if draft.report.stock_note else "lean",
+        seconds=round(draft.report.seconds, 2),
+    )
+    return with_draft, draft_identity(draft_directory, root)
 
 
 def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:

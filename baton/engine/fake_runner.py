@@ -8,7 +8,7 @@ imported or written twice raises `Broken` in the step that uses it. A transfer m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -82,7 +82,9 @@ class FakeRunner:
         vocab_size: int,
         host: PageMemory | None = None,
         masks: MaskFiller | None = None,
+        make_drafts: Callable[[Row], Sequence[int]] | None = None,
     ) -> None:
+        """`make_drafts`: as many as a row wants. They write nothing: where draft layers lie is the model's business."""
         if memory.page_bytes != page_size * SLOT_BYTES:
             raise ValueError(f"a fake page of {page_size} tokens has {page_size * SLOT_BYTES} bytes")
         self._memory = memory
@@ -90,6 +92,7 @@ class FakeRunner:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._masks = masks
+        self._make_drafts = make_drafts
         self.num_steps = 0
         self.num_tokens = 0
 
@@ -97,6 +100,9 @@ class FakeRunner:
         """Checks every row against the pages, then writes, then samples. Raises `Broken` at the first mismatch."""
         for copy in batch.copies:
             self._copy(copy)
+        has_made = any(row.wanted is not None for row in batch.rows)
+        if has_made:
+            batch = self._with_drafts(batch)
         before = [self._verified(row) for row in batch.rows]
         written: set[tuple[int, int]] = set()
         for row, prefix in zip(batch.rows, before, strict=True):
@@ -114,7 +120,13 @@ class FakeRunner:
             for index, (row, prefix) in enumerate(zip(batch.rows, before, strict=True))
             if row.score is not None
         }
-        return replace(output, scores=scores) if scores else output
+        return replace(output, scores=scores, batch=batch if has_made else None) if scores or has_made else output
+
+    def _with_drafts(self, batch: Batch) -> Batch:
+        if self._make_drafts is None:
+            raise Broken("a row wants drafts, and this runner makes none")
+        wanting = (index for index, row in enumerate(batch.rows) if row.wanted is not None)
+        return batch.with_made({index: self._make_drafts(batch.rows[index]) for index in wanting})
 
     def _scores(self, row: Row, wanted: ScoreSpec, prefix: bytes) -> PromptScores:
         slots = fake_slots([row.tokens[0], *wanted.targets], prefix)[1:]

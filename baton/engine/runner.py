@@ -5,15 +5,18 @@ Turns a batch into tensors; does not know the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
+from baton.domain.errors import Broken
+from baton.engine.batch import Batch, DraftedHistory, Row, SampleSpec, StepOutput, WantedDrafts
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.engine.media.step_rows import EmbeddingSource, step_embeds, step_positions
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
+from baton.model.drafts.draft_model import DraftRow
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.prompt_scorer import PromptScorer
 from baton.model.sampling.sampler import SampleResult, sample_tokens
@@ -24,13 +27,17 @@ from baton.model.vision.embedding import Embeds
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """A `StepInFlight` of the `ModelRunner`; `sample_result` is None where there were no rows."""
+    """A `StepInFlight` of the `ModelRunner`; `sample_result` is None where there were no rows.
+
+    `batch` has the drafts that were made, if `has_made`.
+    """
 
     batch: Batch
     sample_result: SampleResult | None
     masks: StepMasks
     scorer: PromptScorer | None
     storage: PageStorage
+    has_made: bool = False
 
     def result(self) -> StepOutput:
         """Waits for the device, also without samples. After it the written pages may be digested and read by peers."""
@@ -38,7 +45,9 @@ class ModelStep:
         scores = {} if self.scorer is None else self.scorer.read()
         self.storage.synchronize()
         output = self.masks.output(self.batch, sampled)
-        return replace(output, scores=scores) if scores else output
+        if scores or self.has_made:
+            output = replace(output, scores=scores, batch=self.batch if self.has_made else None)
+        return output
 
 
 class ModelRunner:
@@ -58,6 +67,7 @@ class ModelRunner:
         """
         decoder = model.decoder(storage)
         self._decoder = with_cuda_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
+        self._drafts = model.drafting(storage)
         self._storage = storage
         self._sampler = model.sampler()
         self._masks = masks
@@ -82,9 +92,23 @@ class ModelRunner:
         self._copy(batch)
         if not batch.rows:
             return ModelStep(batch, None, StepMasks(), None, self._storage)
+        has_made = any(row.wanted is not None for row in batch.rows)
+        if has_made:
+            batch = self._with_drafts(batch)
         scorer = self._scorer(batch.rows)
         sample_result, masks = self._extend(batch.rows, scorer)
-        return ModelStep(batch, sample_result, masks, scorer, self._storage)
+        return ModelStep(batch, sample_result, masks, scorer, self._storage, has_made)
+
+    def _with_drafts(self, batch: Batch) -> Batch:
+        """The batch with the drafts that its rows want. Raises `Broken` without a draft model."""
+        if self._drafts is None:
+            raise Broken("a row wants drafts, and there is no draft model")
+        rows = {
+            index: _draft_row(row, row.wanted, self._drafts.vocab_size)
+            for index, row in enumerate(batch.rows)
+            if row.wanted is not None
+        }
+        return batch.with_made(dict(zip(rows, self._drafts.make(list(rows.values())), strict=True)))
 
     def _copy(self, batch: Batch) -> None:
         for copy in batch.copies:
@@ -127,6 +151,9 @@ class ModelRunner:
         flat_ids, flat_places = (int64_tensor(x, device) for x in (ids, places))
         positions, embeds = self._positions(rows), self._embeds(rows)
         logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds)
+        if self._drafts is not None:
+            own_positions = [at for row in rows for at in range(row.start, row.start + len(row.tokens))]
+            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         specs = check_rows(specs, masks, logits.shape[-1])
         return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks
@@ -140,3 +167,20 @@ class ModelRunner:
 
     def _embeds(self, rows: tuple[Row, ...]) -> Embeds | None:
         return step_embeds(rows, self._embeddings, self._storage.device)
+
+
+def _draft_row(row: Row, wanted: WantedDrafts, vocab_size: int) -> DraftRow:
+    sample = row.sample
+    if sample is None or len(row.tokens) != 1:
+        raise Broken(f"{row.id}: drafts follow one token that is sampled after")
+
+    def spec(drafts: Sequence[int]) -> SampleSpec:
+        """How the next draft is drawn: as the token at its place, but without a mask and log probabilities.
+
+        The masks of the step do the rest: a draft that is not allowed ends what the row emits.
+        """
+        plain = SampleSpec.of(wanted.request, DraftedHistory(sample.history, drafts)) if drafts else sample
+        sampling = replace(plain.sampling, logprobs=None, logprob_token_ids=())
+        return check_rows([replace(plain, sampling=sampling, mask=None)], StepMasks(), vocab_size)[0]
+
+    return DraftRow(row.tokens[0], row.start, row.pages, wanted.count, spec)

@@ -84,4 +84,4 @@ class StepMetrics:
 
 def shape_of(batch: Batch) -> StepShape:
     """The shape of a batch for the step-time model."""
-    return StepShape.of((len(row.tokens), row.start) for row in batch.rows)
+    return StepShape.of((row.num_step_tokens, row.start) for row in batch.rows)

@@ -191,6 +191,22 @@ class KVGeometry:
         """The model's layers in its order."""
         return self.group.layers
 
+    def with_draft_layers(self, layers: tuple[LayerGeometry, ...]) -> KVGeometry:
+        """These pages with the layers of a drafter as well."""
+        return replace(self, groups=(replace(self.group, draft_layers=layers),))
+
+    @property
+    def draft(self) -> KVGeometry | None:
+        """The draft layers as the layers of a model of their own; None if there are none."""
+        if not self.group.draft_layers:
+            return None
+        return KVGeometry.of_layers(self.group.draft_layers, self.dtype, self.page_size)
+
+    @property
+    def draft_offset(self) -> int:
+        """Elements of a page before its draft layers: head groups and latent layers."""
+        return sum(layer.num_elements_per_token for layer in self.layers) * self.page_size
+
     @property
     def num_bytes_per_token(self) -> int:
         """Bytes of a token's values, without scales and what pages are padded with."""

@@ -22,12 +22,18 @@ from baton.model.page_scales import PageScales
 class PageStorage:
     """Views of `pool` [num_pages, elements of a page], contiguous. `host`: the tier for pages of preempted rows.
 
-    With a scratch page the pool has one page more at its end. It belongs to no request: rows that pad a batch to a
-    fixed size write there.
+    `first_element`: of every page, where the layers of `geometry` begin. With a scratch page the pool has one page more
+    at its end. It belongs to no request: rows that pad a batch to a fixed size write there.
     """
 
     def __init__(
-        self, geometry: KVGeometry, pool: torch.Tensor, host: PageMemory | None = None, *, has_scratch: bool = False
+        self,
+        geometry: KVGeometry,
+        pool: torch.Tensor,
+        host: PageMemory | None = None,
+        *,
+        has_scratch: bool = False,
+        first_element: int = 0,
     ) -> None:
         self.geometry = geometry
         self.dtype = _dtype(geometry.dtype)
@@ -36,14 +42,15 @@ class PageStorage:
         self.scratch_page = self.num_pages if has_scratch else None
         self._pool = pool
         self._host = None if host is None else _as_pages(host, geometry)
-        layers, offsets = geometry.layers, geometry.layer_offsets()
+        layers = geometry.layers
+        offsets = [(keys + first_element, values + first_element) for keys, values in geometry.layer_offsets()]
         self._keys = [_key_side(pool, geometry, *at) for at in zip(layers, offsets, strict=True)]
         self._values = [_value_side(pool, geometry, *at) for at in zip(layers, offsets, strict=True)]
         self._is_latent = [isinstance(layer, LatentGeometry) for layer in layers]
         # The pool as rows of `unit` elements. A page, and a head's slots in it, are a whole number of adjacent rows,
         # so gathering is one `index_select`, five times as fast as advanced indexing on the views.
         strides = {stride for layer in layers for stride in layer.slot_strides}
-        self._unit = math.gcd(pool.shape[1], *(geometry.page_size * stride for stride in strides))
+        self._unit = math.gcd(pool.shape[1], *(geometry.page_size * stride for stride in strides), first_element)
         self._rows = pool.view(-1, self._unit)
         self._key_rows, self._value_rows = ([offset[i] // self._unit for offset in offsets] for i in (0, 1))
 
@@ -66,6 +73,13 @@ class PageStorage:
         shape = num_pages + has_scratch, geometry.page_bytes // geometry.element_bytes
         pool = torch.zeros(shape, dtype=_dtype(geometry.kv_dtype or geometry.dtype), device=device)
         return cls(geometry, pool, host, has_scratch=has_scratch)
+
+    def draft_view(self) -> PageStorage:
+        """The same pages with their draft layers as the layers. Raises `ValueError` if they have none."""
+        draft, first = self.geometry.draft, self.geometry.draft_offset
+        if draft is None:
+            raise ValueError("these pages have no draft layers")
+        return PageStorage(draft, self._pool, has_scratch=self.scratch_page is not None, first_element=first)
 
     @property
     def address(self) -> int:

@@ -219,6 +219,10 @@ class WorkerSettings(ServiceSettings):
     """host:port of this worker for other machines; default: host and the bound port. For a host that means every
     interface, the default is the one that leads to Redis."""
 
+    draft_model: str | None = None
+    """A smaller model with the same tokens, named as `model` is, whose KV lies in the pages beside the model's. Decode
+    drafts with it, if `--drafter draft-model` says so; the same on all workers. Default: none."""
+
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""
 

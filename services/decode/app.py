@@ -81,7 +81,9 @@ WATCH_TIMEOUT_S = 5.0
 
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    find_drafter(settings.drafter)  # an unknown name ends the process before it loads a model
+    find_drafter(
+        settings.drafter, settings.draft_model is not None
+    )  # an unknown name ends the process before it loads a model
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
     make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows, decodes=True)
     return await run_worker(
@@ -302,11 +304,13 @@ class _Worker:
 
     def _make_drafts(self, step_time: StepTimeModel) -> DraftPolicy | None:
         settings, engine = self._settings, self._engine
-        entry = find_drafter(settings.drafter)
+        entry = find_drafter(settings.drafter, settings.draft_model is not None)
         if entry is None:
             return None
         log.info("speculation", drafter=settings.drafter)
-        drafter = GuardedDrafter(entry.make(engine.vocab_size), engine.vocab_size, _report_drafter_off)
+        drafter = entry.make(engine.vocab_size)
+        if not entry.traits.needs_pages:  # what the runner makes are tokens of a model
+            drafter = GuardedDrafter(drafter, engine.vocab_size, _report_drafter_off)
         pool, page_size = engine.cache.pool, engine.geometry.page_size
         return DraftPolicy(drafter, MAX_DRAFT_TOKENS, page_size, pool, DraftBudget(step_time), engine.masks)
 

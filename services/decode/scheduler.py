@@ -22,7 +22,6 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import BatonError, SentBack
@@ -183,6 +182,7 @@ class DecodeScheduler:
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
         """Applies a finished step: the tokens of running rows, and the progress of local prompts."""
+        batch = output.batch or batch
         self._totals.num_steps += 1
         if self._growth is not None:
             self._growth.on_step()
@@ -312,8 +312,7 @@ class DecodeScheduler:
         planned = policy.plan(limits, StepShape.of(_segments(rows)), left, num_spare_pages)
         for index, (row, drafts) in enumerate(zip(self._running, planned, strict=True)):
             if drafts and row.table.extend(len(row.tokens) + len(drafts)):
-                drafted = SampleSpec.after_drafts(row.request, row.tokens, drafts)
-                rows[index] = replace(rows[index], tokens=[row.tokens[-1], *drafts], drafted=drafted)
+                rows[index] = rows[index].with_drafts(row.request, drafts)
 
     def _batch_row(self, row: DecodeRow, num_tokens: int = 1) -> Row:
         request, start, end = row.request, row.num_filled, row.num_filled + num_tokens

@@ -16,13 +16,18 @@ from baton.domain.request import SampledToken, StopParams, finish_reason
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A chain of tokens that may follow a row. `grade` groups proposals that are equally likely to be accepted."""
+    """A chain of tokens that may follow a row. `grade` groups proposals that are equally likely to be accepted.
+
+    Its tokens are all known, or all `UNMADE`.
+    """
 
     tokens: tuple[int, ...] = ()
     grade: int = 0
 
 
 NO_PROPOSAL = Proposal()
+UNMADE = -1
+"""Stands for a draft that the runner makes at the start of the step that verifies it."""
 
 
 class Drafter(Protocol):

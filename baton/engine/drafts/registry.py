@@ -13,6 +13,7 @@ from types import MappingProxyType
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.native_suffix import max_step_tokens, new_suffix_index
 from baton.engine.drafts.ngram import NGramDrafter
+from baton.engine.drafts.runner_drafter import RunnerDrafter
 from baton.engine.drafts.store import MAX_OUTPUT_TOKENS, SuffixStore
 from baton.settings.base import SettingsError
 
@@ -26,8 +27,8 @@ STORE_BYTES = 64 << 20
 class DrafterTraits:
     """What a drafter needs of the engine. A worker refuses one that needs what it does not have.
 
-    `needs_pages`: layers of its own in the pages. `needs_features`: hidden states of the target. `max_branches`: of a
-    tree of proposals; 1: chains.
+    `needs_pages`: a draft model, which has layers of its own in the pages. `needs_features`: hidden states of the
+    target. `max_branches`: of a tree of proposals; 1: chains.
     """
 
     needs_pages: bool = False
@@ -36,6 +37,7 @@ class DrafterTraits:
 
 
 CHAINS = DrafterTraits()
+MADE_CHAINS = DrafterTraits(needs_pages=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +58,26 @@ def _ngram_shared(_: int) -> NGramDrafter:
 
 
 BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
-    {"ngram": DrafterEntry(_ngram), "ngram-shared": DrafterEntry(_ngram_shared)}
+    {
+        "ngram": DrafterEntry(_ngram),
+        "ngram-shared": DrafterEntry(_ngram_shared),
+        "draft-model": DrafterEntry(lambda _: RunnerDrafter(), MADE_CHAINS),
+    }
 )
 
 
-def find_drafter(name: str) -> DrafterEntry | None:
-    """The entry of the drafter called `name`; None for `none`.
+def find_drafter(name: str, has_draft_model: bool = False) -> DrafterEntry | None:
+    """The entry of the drafter called `name`; None for `none`. `has_draft_model`: the worker has one.
 
     Raises `SettingsError` for an unknown one, and for one whose traits this engine does not serve.
     """
     if name == NO_DRAFTER:
         return None
     entry = BUILT_IN.get(name) or _plugin(name)
-    if entry.traits != CHAINS:
+    if entry.traits.needs_pages and not has_draft_model:
+        hint = "Give the same --draft-model to all workers."
+        raise SettingsError(f"drafter={name}", why="there is no draft model", hint=hint)
+    if entry.traits not in (CHAINS, MADE_CHAINS):
         why = f"it needs {entry.traits}"
         raise SettingsError(f"drafter={name}", why=why, hint="This engine verifies chains of tokens only.")
     return entry

@@ -26,19 +26,33 @@ _SIZE_BYTES = 8
 
 
 def model_fingerprint(
-    directory: Path, root: str, tokenizer: str, geometry: KVGeometry, quantization: Quantization
+    directory: Path, root: str, tokenizer: str, geometry: KVGeometry, quantization: Quantization, draft: str = ""
 ) -> Fingerprint:
-    """The fingerprint of a worker. `root`: `checkpoint_root`; `tokenizer`: the digest of its text files."""
+    """The fingerprint of a worker. `root`: `checkpoint_root`; `tokenizer`: the digest of its text files.
+
+    `draft`: `draft_identity`; without a draft model there is no such part.
+    """
     parts = {
         **geometry.parts(),
         "weights": root,
-        "config": xxhash.xxh3_128_hexdigest((directory / "config.json").read_bytes()),
+        "config": _config_digest(directory),
         "tokenizer": tokenizer,
         "quantization": quantization.value,
         "adapters": "none",
         "sampler_version": str(SAMPLER_VERSION),
     }
+    if draft:
+        parts["draft_model"] = draft
     return Fingerprint(tuple(FingerprintPart(name, digest) for name, digest in parts.items()))
+
+
+def draft_identity(directory: Path, root: str) -> str:
+    """What names the draft model in `directory`: its weights and config. `root`: its `checkpoint_root`."""
+    return digest_of((root, _config_digest(directory)))
+
+
+def _config_digest(directory: Path) -> str:
+    return xxhash.xxh3_128_hexdigest((directory / "config.json").read_bytes())
 
 
 def checkpoint_root(directory: Path) -> str:

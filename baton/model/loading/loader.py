@@ -28,6 +28,7 @@ from baton.model.decoders.lean_spec import Unsupported, lean_spec
 from baton.model.decoders.lean_weights import LeanModel, make_lean_model
 from baton.model.decoders.native_ops import choose_ops
 from baton.model.decoders.stock import StockDecoder
+from baton.model.drafts.draft_model import DraftModel
 from baton.model.errors import UnsupportedModel
 from baton.model.huge_pages import move_parameters
 from baton.model.kernels.library import Kernels
@@ -111,7 +112,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that passed the self-check. `geometry` is that of its pages. `tower`: of one served with images."""
+    """A model that passed the self-check. `geometry`: of its pages; `draft`: in their draft layers; `tower`: images"""
 
     config: ModelConfig
     geometry: KVGeometry
@@ -121,6 +122,17 @@ class LoadedModel:
     impl: ModelImpl
     kernels: Kernels | None
     tower: VisionTower | None = None
+    draft: LoadedModel | None = None
+
+    def with_draft(self, draft: LoadedModel) -> LoadedModel:
+        """This model with `draft` in the draft layers of its pages. Raises `UnsupportedModel` if they do not fit."""
+        geometry = self.geometry.with_draft_layers(draft.geometry.group.attention_layers)
+        if geometry.draft != draft.geometry or self.device != draft.device:
+            raise UnsupportedModel("the draft model was loaded for other pages or another device than the model")
+        if draft.config.max_model_len < self.config.max_model_len:
+            contexts = f"{draft.config.max_model_len} tokens, the model's {self.config.max_model_len}"
+            raise UnsupportedModel(f"the draft model's context is {contexts}; lower max_model_len")
+        return replace(self, geometry=geometry, draft=draft)
 
     @property
     def kernel_name(self) -> str:
@@ -141,6 +153,14 @@ class LoadedModel:
         if storage.geometry != self.geometry:
             raise ValueError("the storage was made for another geometry")
         return make_decoder(self.impl, self.layers, storage, self.kernels, self.config.max_model_len)
+
+    def drafting(self, storage: PageStorage) -> DraftModel | None:
+        """The draft model over the draft layers of `storage`; None if there is none."""
+        if self.draft is None:
+            return None
+        view = storage.draft_view()
+        sizes = self.draft.config.vocab_size, self.config.vocab_size
+        return DraftModel(self.draft.decoder(view), view, self.sampler(), *sizes)
 
     def sampler(self) -> SamplerBackend:
         """The sampler backend for its logits."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from baton.domain.ids import AttemptId
-from baton.engine.drafts.base import Proposal
+from baton.engine.batch import Row
+from baton.engine.drafts.base import UNMADE, Proposal
 
 RightTokens = Callable[[AttemptId], Sequence[int]]
 """Prompt and output of an attempt, and what the model alone would go on with behind its end."""
@@ -74,3 +75,23 @@ class AdversarialDrafter(CheckedDrafter):
         if kind == "garbage":
             tokens = [self._random.randrange(self._vocab_size) for _ in tokens]
         return Proposal(() if kind == "nothing" else tuple(tokens))
+
+
+class MadeDrafter(AdversarialDrafter):
+    """The adversary as one whose drafts the runner makes, in the step that verifies them."""
+
+    def __init__(
+        self, right: RightTokens, vocab_size: int, seed: int = 0, kinds: Sequence[str] = AdversarialDrafter.KINDS
+    ) -> None:
+        super().__init__(right, vocab_size, seed, kinds)
+        self._unmade: dict[AttemptId, tuple[int, ...]] = {}
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        self._unmade[id] = super().propose(id, max_tokens).tokens[:max_tokens]
+        return Proposal((UNMADE,) * len(self._unmade[id]))
+
+    def make(self, row: Row) -> tuple[int, ...]:
+        """The `make_drafts` of a `FakeRunner`."""
+        assert row.wanted is not None
+        assert row.wanted.request.id == row.id
+        return self._unmade[row.id][: row.wanted.count]

@@ -25,7 +25,7 @@ from baton.services.decode.kv_import import LocalPrompt
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from tests import grammars
-from tests.property.drafts.drafters import AdversarialDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter
 
 PAGE_SIZE, NUM_PAGES, MAX_TOKENS = 4, 256, 40
 MARKER = 77
@@ -63,7 +63,8 @@ class Engine:
         rules, chunks = RowRules(drafts=self.policy), ChunkBudget(64, PAGE_SIZE)
         self.scheduler = DecodeScheduler(imports, HostTier(0), PAGE_SIZE, chunks, rules)
         memory = PageMemory(NUM_PAGES, PAGE_SIZE * SLOT_BYTES)
-        self.runner = FakeRunner(memory, PAGE_SIZE, grammars.VOCAB_SIZE, masks=masks)
+        make = drafter.make if isinstance(drafter, MadeDrafter) else None
+        self.runner = FakeRunner(memory, PAGE_SIZE, grammars.VOCAB_SIZE, masks=masks, make_drafts=make)
         self.num_steps = 0
 
     def run(self, requests: list[EngineRequest]) -> dict[AttemptId, list[int]]:
@@ -85,8 +86,12 @@ class Engine:
         return self.scheduler.schedule(0.0)
 
 
-@pytest.mark.parametrize("cuts", [True, False], ids=["cut proposals", "whole proposals"])
-def test_output_does_not_depend_on_the_drafter(cuts: bool):
+@pytest.mark.parametrize(
+    ("adversary", "cuts"),
+    [(AdversarialDrafter, True), (AdversarialDrafter, False), (MadeDrafter, True)],
+    ids=["cut proposals", "whole proposals", "drafts that the runner makes"],
+)
+def test_output_does_not_depend_on_the_drafter(adversary: type[AdversarialDrafter], cuts: bool):
     """Rows with grammars, with free text before one, and without any, in one batch."""
     accepted = wrong = 0
     for seed in range(4):
@@ -95,14 +100,15 @@ def test_output_does_not_depend_on_the_drafter(cuts: bool):
         expected = plain.run(requests)
         behind = [*grammars.encode(",22,1"), *EOS, 5, *EOS]
         right = {each.id: [*each.tokens, *expected[each.id], *behind] for each in requests}
-        drafting = Engine(AdversarialDrafter(right.__getitem__, grammars.VOCAB_SIZE, seed), cuts)
+        drafting = Engine(adversary(right.__getitem__, grammars.VOCAB_SIZE, seed), cuts)
         assert drafting.run(requests) == expected
         assert drafting.num_steps < plain.num_steps
         policy = drafting.policy
         assert policy is not None
         accepted += policy.totals.num_accepted
         wrong += policy.totals.num_drafts - policy.totals.num_accepted
-        assert (policy.totals.skipped[DraftSkipReason.CONSTRAINT] > 0) == cuts
+        is_cut = cuts and adversary is AdversarialDrafter  # what is not known yet cannot be cut
+        assert (policy.totals.skipped[DraftSkipReason.CONSTRAINT] > 0) == is_cut
     assert min(accepted, wrong) > 40
 
 

@@ -16,7 +16,7 @@ from baton.engine.drafts.base import Drafter
 from baton.kv.pages import Owner
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.rows.order import RowOrder
-from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, OracleDrafter
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import (
     MAX_DRAFTS,
@@ -47,8 +47,10 @@ def right_tokens(request: EngineRequest) -> list[int]:
 class DraftingMachine(DecodeMachine):
     """Decode's side with the adversary as its drafter."""
 
+    adversary = AdversarialDrafter
+
     def _new_drafter(self) -> Drafter:
-        self.drafter = AdversarialDrafter(lambda id: right_tokens(self.cases[id].request), VOCAB_SIZE)
+        self.drafter = self.adversary(lambda id: right_tokens(self.cases[id].request), VOCAB_SIZE)
         return self.drafter
 
     @invariant()
@@ -70,7 +72,13 @@ class DraftingPriorityMachine(DraftingMachine):
     order = RowOrder(by_priority=True)
 
 
-@pytest.mark.parametrize("machine", [DraftingMachine, DraftingPriorityMachine])
+class MadeDraftingMachine(DraftingMachine):
+    """The runner makes the drafts, when pages and rows of the step are settled."""
+
+    adversary = MadeDrafter
+
+
+@pytest.mark.parametrize("machine", [DraftingMachine, DraftingPriorityMachine, MadeDraftingMachine])
 def test_decode_side_with_an_adversarial_drafter(machine: type[DraftingMachine]):
     run_state_machine_as_test(machine, settings=settings(REPEATABLE_SETTINGS, max_examples=60, stateful_step_count=50))
 
@@ -102,13 +110,16 @@ def tiny_requests(drawn: Sequence[tuple[list[int], int, bool, int, int]]) -> lis
     ]  # fmt: skip
 
 
-def world_of(requests: list[tuple[EngineRequest, int]], num_host_pages: int, kinds: Sequence[str] | None) -> TinyDecode:
+def world_of(
+    requests: list[tuple[EngineRequest, int]], num_host_pages: int, kinds: Sequence[str] | None, made: bool = False
+) -> TinyDecode:
     by_id = {request.id: request for request, _ in requests}
 
     def right(id: AttemptId) -> list[int]:
         return right_tokens(by_id[id])
 
-    drafter = None if kinds is None else AdversarialDrafter(right, VOCAB_SIZE, kinds=kinds)
+    adversary = MadeDrafter if made else AdversarialDrafter
+    drafter = None if kinds is None else adversary(right, VOCAB_SIZE, kinds=kinds)
     return tiny_decode(True, num_host_pages, drafter=drafter)
 
 
@@ -127,11 +138,16 @@ def step(world: TinyDecode) -> list[DecodeEffect]:
 
 
 @settings(REPEATABLE_SETTINGS, max_examples=150)
-@given(drawn=REQUESTS, num_host_pages=st.sampled_from([0, 3, 8]), kinds=st.sampled_from([["wrong"], ["nothing"]]))
-def test_rejected_drafts_leave_no_trace(drawn, num_host_pages: int, kinds: list[str]):
+@given(
+    drawn=REQUESTS,
+    num_host_pages=st.sampled_from([0, 3, 8]),
+    kinds=st.sampled_from([["wrong"], ["nothing"]]),
+    made=st.booleans(),
+)
+def test_rejected_drafts_leave_no_trace(drawn, num_host_pages: int, kinds: list[str], made: bool):
     """Step by step all is as without a drafter: effects, owners of pages, preemptions, and the prefix cache."""
     requests = tiny_requests(drawn)
-    plain, drafting = world_of(requests, num_host_pages, None), world_of(requests, num_host_pages, kinds)
+    plain, drafting = world_of(requests, num_host_pages, None), world_of(requests, num_host_pages, kinds, made)
     for now in range(60):
         for request, arrival in requests:
             if arrival == now:
@@ -155,11 +171,11 @@ def _without_times(effects: list[DecodeEffect]) -> list[object]:
 
 
 @settings(REPEATABLE_SETTINGS, max_examples=100)
-@given(drawn=REQUESTS, num_host_pages=st.sampled_from([3, 8]))
-def test_right_drafts_save_steps_and_nothing_else(drawn, num_host_pages: int):
+@given(drawn=REQUESTS, num_host_pages=st.sampled_from([3, 8]), made=st.booleans())
+def test_right_drafts_save_steps_and_nothing_else(drawn, num_host_pages: int, made: bool):
     """No row is preempted that plain decoding would not preempt with the same rows, and none is evicted for drafts."""
     requests = tiny_requests(drawn)
-    world = world_of(requests, num_host_pages, ["right", "too long"])
+    world = world_of(requests, num_host_pages, ["right", "too long"], made)
     emitted: dict[AttemptId, list[int]] = {}
     for now in range(60):
         for request, arrival in requests:

@@ -115,3 +115,14 @@ def test_equal_geometries_have_equal_parts():
 def test_every_field_of_the_geometry_is_in_a_part(other: KVGeometry, part: str):
     ours, theirs = GEOMETRY.parts(), other.parts()
     assert [name for name in ours if ours[name] != theirs[name]] == [part]
+
+
+def test_draft_layers_are_pages_of_their_own_behind_the_others():
+    draft = LayerGeometry(1, 8, 16), LayerGeometry(2, 4, 4)
+    geometry = with_group(head_groups=2, layers=(*LAYERS, LATENT))
+    with_draft = geometry.with_draft_layers(draft)
+    assert geometry.draft is None
+    assert with_draft.draft == KVGeometry.of_layers(draft, geometry.dtype, geometry.page_size)
+    assert with_draft.draft_offset == geometry.num_bytes_per_token * geometry.page_size // 2
+    assert with_draft.layer_offsets() == geometry.layer_offsets()
+    assert with_draft.with_draft_layers(()) == geometry

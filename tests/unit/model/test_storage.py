@@ -144,3 +144,32 @@ def test_without_a_host_tier_copies_are_refused():
 def test_memory_of_another_page_size_is_refused():
     with pytest.raises(ValueError, match="pages of"):
         PageStorage.on_memory(EVEN, PageMemory(2, EVEN.page_bytes * 2))
+
+
+@pytest.mark.parametrize("target", [*GEOMETRIES, KVGeometry.of_layers((LatentGeometry(24, 8),) * 2, "float32", 4)])
+def test_draft_layers_lie_between_the_models_and_the_padding(target: KVGeometry):
+    """Written through their view, they change no element of the model's layers, nor does these' change them."""
+    draft = (LayerGeometry(2, 24, 8), LayerGeometry(1, 6, 6))
+    geometry = target.with_draft_layers(draft)
+    memory = PageMemory(3, geometry.page_bytes)
+    storage = PageStorage.on_memory(geometry, memory)
+    view = storage.draft_view()
+    assert view.geometry.layers == draft
+    for number, pages in ((1, storage), (2, view)):
+        for layer in range(len(pages.geometry.layers)):
+            pages.keys(layer).fill_(number)
+            pages.values(layer).fill_(number)
+    flat = torch.frombuffer(memory.buffer, dtype=view.keys(0).dtype).view(3, -1)
+    ends = geometry.draft_offset, geometry.draft_offset + 4 * sum(layer.num_elements_per_token for layer in draft)
+    assert flat[:, : ends[0]].eq(1).all()
+    assert flat[:, ends[0] : ends[1]].eq(2).all()
+    assert not flat[:, ends[1] :].any()
+    gathered = view.select(torch.tensor([[2, 0]])).keys(0)
+    assert gathered.shape == (1, 2, 8, 24)
+    assert gathered.eq(2).all()
+
+
+def test_pages_without_draft_layers_have_no_such_view():
+    storage, _ = filled(EVEN)
+    with pytest.raises(ValueError, match="no draft layers"):
+        storage.draft_view()

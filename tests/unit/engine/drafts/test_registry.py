@@ -6,9 +6,12 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
+from baton.domain.ids import AttemptId, RequestId
 from baton.engine.drafts import registry
+from baton.engine.drafts.base import UNMADE
 from baton.engine.drafts.ngram import NGramDrafter
 from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter
+from baton.engine.drafts.runner_drafter import MAX_MADE_TOKENS
 from baton.services.decode.settings import DecodeSettings
 from baton.settings.base import SettingsError
 
@@ -42,6 +45,16 @@ def test_only_ngram_shared_keeps_earlier_outputs():
     }
 
 
+def test_a_draft_model_proposes_drafts_that_the_runner_makes():
+    entry = find_drafter("draft-model", has_draft_model=True)
+    assert entry is not None
+    drafter, id = entry.make(100), AttemptId(RequestId("r"), 1)
+    drafter.begin(id, [1, 2, 3])
+    assert drafter.propose(id, 3).tokens == (UNMADE,) * 3
+    assert drafter.propose(id, 15).tokens == (UNMADE,) * MAX_MADE_TOKENS
+    assert find_drafter("ngram", has_draft_model=True) == find_drafter("ngram"), "others draft beside one, too"
+
+
 def test_a_plugin_is_found_by_its_entry_point():
     entry = find_drafter("mine")
     assert entry == PLUGIN
@@ -50,7 +63,8 @@ def test_a_plugin_is_found_by_its_entry_point():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("eagle", "there is no such drafter. Known are: none, ngram, ngram-shared, mine, trees, wrong"),
+        ("eagle", "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, mine, trees, wrong"),
+        ("draft-model", "there is no draft model.*--draft-model"),
         ("trees", "max_branches=4.*chains of tokens only"),
         ("wrong", "gives str, not DrafterEntry"),
     ],

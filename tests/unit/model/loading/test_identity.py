@@ -15,7 +15,7 @@ from baton.bundled import MODEL_DIR
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.errors import UnreadableModel
 from baton.model.loading import identity
-from baton.model.loading.identity import SAMPLER_VERSION, checkpoint_root, model_fingerprint
+from baton.model.loading.identity import SAMPLER_VERSION, checkpoint_root, draft_identity, model_fingerprint
 from baton.model.loading.quantization import Quantization
 from baton.settings.text_digest import text_digest
 
@@ -122,3 +122,20 @@ def test_another_sampler_is_another_model(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(identity, "SAMPLER_VERSION", SAMPLER_VERSION + 1)
     theirs = fingerprint(MODEL_DIR)
     assert ours.difference(theirs.digest, theirs.parts) == "sampler_version: 1 here, 2 there"
+
+
+def test_a_draft_model_is_named_and_its_absence_changes_nothing(tmp_path: Path) -> None:
+    changed = copy_of(MODEL_DIR, tmp_path / "changed")
+    (changed / "config.json").write_text((MODEL_DIR / "config.json").read_text() + " ")
+    drafts = [draft_identity(path, root) for path, root in ((MODEL_DIR, "a"), (MODEL_DIR, "b"), (changed, "a"))]
+    assert len(set(drafts)) == 3
+    plain, geometry = fingerprint(MODEL_DIR), GEOMETRY.with_draft_layers(GEOMETRY.group.attention_layers[:1])
+    with_a, with_b = (
+        model_fingerprint(
+            MODEL_DIR, checkpoint_root(MODEL_DIR), text_digest(MODEL_DIR), geometry, Quantization.NONE, draft
+        )
+        for draft in drafts[:2]
+    )
+    assert "draft_model" not in {part.name for part in plain.parts}
+    assert plain.difference(with_a.digest, with_a.parts) == f"draft_model: None here, {drafts[0]} there"
+    assert with_a.difference(with_b.digest, with_b.parts) == f"draft_model: {drafts[0]} here, {drafts[1]} there"

@@ -1,0 +1,31 @@
+"""A drafter whose drafts the runner makes, at the start of the step that verifies them.
+
+It says how many it wants; the model behind it keeps its state in the rows' pages, so there is nothing to begin or end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.domain.ids import AttemptId
+from baton.engine.drafts.base import UNMADE, Proposal
+
+MAX_MADE_TOKENS = 7
+"""Most drafts of a row and step. They are made one after another, and fewer and fewer of them are accepted."""
+
+
+class RunnerDrafter:
+    """A `Drafter` without tokens of its own."""
+
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
+        """See `Drafter.begin`."""
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        """See `Drafter.propose`: as many unmade drafts as are wanted."""
+        return Proposal((UNMADE,) * min(max_tokens, MAX_MADE_TOKENS))
+
+    def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
+        """See `Drafter.accepted`."""
+
+    def end(self, id: AttemptId) -> None:
+        """See `Drafter.end`."""
