@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.planted.draft_model_bugs import DRAFT_MODEL_BUGS
 from tests.planted.runner import PlantedBug
 
 SPECULATION = "drafts change nothing"
@@ -12,6 +13,7 @@ RESUMED = "tests/property/drafts/test_drafts.py::test_a_row_that_was_preempted_g
 VERIFICATION = "tests/unit/engine/drafts/test_verification.py"
 
 SPECULATION_BUGS = (
+    *DRAFT_MODEL_BUGS,
     PlantedBug(
         SPECULATION,
         "pages settle before the walk",
@@ -58,7 +60,7 @@ SPECULATION_BUGS = (
         POLICY,
         "spare = min(num_spare_pages, self._pool.num_free)",
         "spare = num_spare_pages",
-        LOCKSTEP,
+        "tests/unit/engine/drafts/test_policy.py",
     ),
     PlantedBug(
         SPECULATION,
