@@ -74,7 +74,7 @@ def test_tokens_differ_from_the_float_models(tmp_path: Path):
 @pytest.mark.integration
 def test_a_cluster_gives_int8_tokens_and_links_no_float_worker(tmp_path: Path):
     """Pages of float and of int8 weights look alike; only the workers' fingerprints differ."""
-    model, prompts = int8_model(MODEL_DIR), shaped_prompts(9)
+    model, prompts = int8_model(MODEL_DIR), shaped_prompts(10)
     expected = [tokens_alone(model, prompt) for prompt in prompts]
     assert expected != stock_tokens(MODEL_DIR, prompts)
     with Cluster(
