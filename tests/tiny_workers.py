@@ -31,7 +31,7 @@ from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
 from baton.services.decode.import_table import ImportLimits, ImportTable
 from baton.services.decode.page_faults import PageFaults
@@ -81,7 +81,7 @@ class TinyDecode:
     host_memory: SimMemory
     cache: PrefixCache
     imports: ImportTable
-    host: HostTier
+    host: SwapSpace
     scheduler: DecodeScheduler
     import_policy: ImportPolicy
     runner: FakeRunner
@@ -128,7 +128,7 @@ def tiny_decode(
     memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
     imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
-    host = HostTier(num_host_pages, PoolHasher(host_memory) if digests else None)
+    host = SwapSpace(num_host_pages, PoolHasher(host_memory) if digests else None)
     chunks = chunks or ChunkBudget(token_budget, PAGE_SIZE)
     drafts = None if drafter is None else DraftPolicy(drafter, MAX_DRAFTS, PAGE_SIZE, cache.pool)
     rows = RowRules(growth, drafts, order or RowOrder())

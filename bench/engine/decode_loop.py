@@ -32,7 +32,7 @@ from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.model.decoders.base import Decoder
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.sampler import SamplerBackend
@@ -159,7 +159,7 @@ def make_decode_loop(
     page_size = engine.page_size
     cache = PrefixCache(PagePool(engine.num_pages))
     imports = ImportTable(cache, ImportLimits(page_size, num_rows, engine.num_pages, _DEADLINE_S))
-    scheduler = DecodeScheduler(imports, HostTier(0), page_size)
+    scheduler = DecodeScheduler(imports, SwapSpace(0), page_size)
     checks, page_bytes = PageChecks(cache), engine.model.geometry.page_bytes
     faults = PageFaults(cache, imports, scheduler, checks, page_size, page_bytes)
     import_policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(page_size, digests=True), faults)

@@ -25,7 +25,7 @@ from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
 from baton.services.decode.import_table import ImportLimits, ImportTable
@@ -95,7 +95,7 @@ class _Worker:
         cache = PrefixCache(PagePool(NUM_PAGES))
         imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, NUM_PAGES, _DEADLINE_S))
         growth = GrowthReserve(mode, PAGE_SIZE, CLIP_TOKENS)
-        self._scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE, rules=RowRules(growth))
+        self._scheduler = DecodeScheduler(imports, SwapSpace(NUM_PAGES), PAGE_SIZE, rules=RowRules(growth))
         faults = PageFaults(cache, imports, self._scheduler, PageChecks(cache), PAGE_SIZE, 1)
         rules = ImportRules(PAGE_SIZE, digests=True)
         self._policy = ImportPolicy(cache.pool, imports, self._scheduler, rules, faults, growth)

@@ -38,7 +38,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.model.cpu import configure_threads
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
@@ -95,7 +95,7 @@ class DraftArm:
         self.drafts = None
         if drafter is not None:
             self.drafts = DraftPolicy(drafter, MAX_DRAFT_TOKENS, PAGE_SIZE, self._cache.pool, budget)
-        self._scheduler = DecodeScheduler(imports, HostTier(0), PAGE_SIZE, rules=RowRules(drafts=self.drafts))
+        self._scheduler = DecodeScheduler(imports, SwapSpace(0), PAGE_SIZE, rules=RowRules(drafts=self.drafts))
         self._texts, self._names, self._num_rows = texts, count(), num_rows
 
     def run(self, num_tokens: int) -> BlockTimes:

@@ -25,7 +25,7 @@ from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
@@ -281,7 +281,7 @@ class _Worker:
             max_reservations=settings.max_reservations,
         )  # fmt: skip
         imports = ImportTable(engine.cache, limits)
-        host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
+        host = SwapSpace(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
         growth = settings.growth(page_size)
         turn = EngineTurn(
             WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages

@@ -38,7 +38,7 @@ from baton.engine.transition_log import log_transition
 from baton.kv.growth import RowGrowth
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
@@ -66,7 +66,7 @@ class DecodeScheduler:
     def __init__(
         self,
         imports: ImportTable,
-        host: HostTier,
+        host: SwapSpace,
         page_size: int,
         chunks: ChunkBudget | None = None,
         rules: RowRules | None = None,

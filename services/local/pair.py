@@ -44,7 +44,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
 from baton.services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
@@ -248,7 +248,7 @@ class LocalPair:
         host = PageMemory(limits.num_pages, self.decode_memory.page_bytes, self.decode_memory.part_ends)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
-        tier = HostTier(limits.num_pages, PoolHasher(host))
+        tier = SwapSpace(limits.num_pages, PoolHasher(host))
         scheduler = DecodeScheduler(imports, tier, self._page_size, ChunkBudget(limits.token_budget, self._page_size))
         checks, page_bytes = PageChecks(cache), self.decode_memory.page_bytes
         faults = PageFaults(cache, imports, scheduler, checks, self._page_size, page_bytes)

@@ -11,7 +11,6 @@ from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
-from baton.engine.file_tier.start import TierFiles, open_file_tier, open_host_tier
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImportLimits, PageImports
@@ -20,11 +19,12 @@ from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
+from baton.engine.tiers.start import TierFiles, open_file_tier, open_host_tier
 from baton.engine.turn import EngineTurn
-from baton.kv.file_tier.lower_tier import LowerTier
-from baton.kv.file_tier.tier_stack import TierStack
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
+from baton.kv.tiers.lower_tier import LowerTier
+from baton.kv.tiers.tier_stack import TierStack
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.services.prefill.commands import PrefillCommand, TierEnded

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from baton.engine.handoff.cached_exports import CachedExports
 from baton.engine.handoff.page_imports import PageImports
-from baton.kv.file_tier.lower_tier import LowerTier
+from baton.kv.tiers.lower_tier import LowerTier
 
 
 @dataclass(frozen=True, slots=True)

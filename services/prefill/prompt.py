@@ -9,8 +9,8 @@ from baton.domain.ids import PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
 from baton.domain.worker import WorkerRole
-from baton.kv.file_tier.lower_tier import TierUse
 from baton.kv.page_table import PageTable
+from baton.kv.tiers.lower_tier import TierUse
 
 
 class PromptState(enum.Enum):

@@ -44,13 +44,13 @@ from baton.engine.handoff.page_imports import no_imports
 from baton.engine.handoff.page_source import PageSource
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.messages import Fail, Scored
-from baton.kv.file_tier.lower_tier import TierUse
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
+from baton.kv.tiers.lower_tier import TierUse
 from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.policy import AdmissionGate, PrefillLimits
 from baton.services.prefill.prompt import Prompt, PromptState

@@ -29,7 +29,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.rpc import codec
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import (
@@ -162,7 +162,7 @@ class DecodeWorker(_Worker):
         self._outbox = DecodeOutbox(self.streams, self.handoffs, self.links, RecentAttempts())
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 4, 4, pull_deadline_s=2.0))
         host = PageMemory(NUM_PAGES, PAGE_BYTES)
-        scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES, PoolHasher(host)), PAGE_SIZE)
+        scheduler = DecodeScheduler(imports, SwapSpace(NUM_PAGES, PoolHasher(host)), PAGE_SIZE)
         checks, rules = PageChecks(self.cache), ImportRules(PAGE_SIZE, digests=True)
         faults = PageFaults(self.cache, imports, scheduler, checks, PAGE_SIZE, PAGE_BYTES)
         import_policy = ImportPolicy(self.cache.pool, imports, scheduler, rules, faults)

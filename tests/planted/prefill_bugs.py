@@ -59,7 +59,7 @@ PREFILL_BUGS = (
     PlantedBug(
         PAGES,
         "a copy is matched before its write has ended",
-        "baton/kv/file_tier/tier.py",
+        "baton/kv/tiers/tier.py",
         "if copy is None or copy.state is CopyState.WRITING:",
         "if copy is None:",
         "tests/unit/file_tier/test_tier_rules.py",
@@ -67,7 +67,7 @@ PREFILL_BUGS = (
     PlantedBug(
         PAGES,
         "what is read back is not compared",
-        "baton/kv/file_tier/tier.py",
+        "baton/kv/tiers/tier.py",
         "return copy.digest if digest == copy.digest else None",
         "return copy.digest",
         "tests/unit/file_tier",
@@ -75,7 +75,7 @@ PREFILL_BUGS = (
     PlantedBug(
         PAGES,
         "copies of what a wrong page led to stay",
-        "baton/engine/file_tier/controller.py",
+        "baton/engine/tiers/controller.py",
         "            self._drop(key)\n            self._fresh",
         "            pass\n            self._fresh",
         "tests/unit/file_tier/test_tier_failures.py",
@@ -91,7 +91,7 @@ PREFILL_BUGS = (
     PlantedBug(
         PAGES,
         "copies of what a peer has quarantined stay",
-        "baton/engine/file_tier/controller.py",
+        "baton/engine/tiers/controller.py",
         "for key in (*keys, *foreign):",
         "for key in keys:",
         "tests/unit/host_tier/test_host_tier.py",

@@ -16,9 +16,9 @@ import zlib
 from pathlib import Path
 
 from baton.domain.ids import PageKey
-from baton.kv.file_tier.tier import SlotEntry
 from baton.kv.keys import KEY_BYTES
 from baton.kv.page_digests import join_parts, split_parts
+from baton.kv.tiers.tier import SlotEntry
 
 _MAGIC = b"batonft1"
 _HEADER = struct.Struct("<8sQI")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.domain.ids import PageKey
-from baton.kv.file_tier.tier import SlotEntry
+from baton.kv.tiers.tier import SlotEntry
 from baton.telemetry.logs import get_logger
 from baton.transfer.digest import page_digest
 from baton.transfer.file_tier.index_log import IndexLog

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.kv.file_tier.tier import SlotEntry
 from baton.kv.memory import PoolMemory
+from baton.kv.tiers.tier import SlotEntry
 from baton.transfer.digest import page_digest
 from baton.transfer.file_tier.mover import EndedRead, EndedWrite
 

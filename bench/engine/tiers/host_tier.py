@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.file_tier.controller import TierController
-from baton.kv.file_tier.lower_tier import TierUse
-from baton.kv.file_tier.tier import CacheTier
+from baton.engine.tiers.controller import TierController
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
+from baton.kv.tiers.lower_tier import TierUse
+from baton.kv.tiers.tier import CacheTier
 from baton.services.cli.bench.workload.traces import read_mooncake
 from baton.settings.tiers import TierWrite
 from baton.transfer.digest import PoolHasher

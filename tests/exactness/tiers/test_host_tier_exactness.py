@@ -6,9 +6,9 @@ import pytest
 
 from baton.bundled import MODEL_DIR
 from baton.domain.request import SamplingParams, StopParams
-from baton.engine.file_tier.controller import TierController
-from baton.kv.file_tier.tier import CacheTier
+from baton.engine.tiers.controller import TierController
 from baton.kv.memory import PageMemory
+from baton.kv.tiers.tier import CacheTier
 from baton.model.loading.config import DtypeChoice
 from baton.services.local import llm as local_llm
 from baton.services.local.pair import LocalPair, PairLimits

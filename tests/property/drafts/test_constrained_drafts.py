@@ -18,7 +18,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.services.decode.effects import EmitTokens
 from baton.services.decode.import_table import ImportLimits, ImportTable
 from baton.services.decode.kv_import import LocalPrompt
@@ -61,7 +61,7 @@ class Engine:
             self.policy = DraftPolicy(drafter, MAX_DRAFT_TOKENS, PAGE_SIZE, self.cache.pool, constraints=constraints)
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 8, NUM_PAGES, 9.0))
         rules, chunks = RowRules(drafts=self.policy), ChunkBudget(64, PAGE_SIZE)
-        self.scheduler = DecodeScheduler(imports, HostTier(0), PAGE_SIZE, chunks, rules)
+        self.scheduler = DecodeScheduler(imports, SwapSpace(0), PAGE_SIZE, chunks, rules)
         memory = PageMemory(NUM_PAGES, PAGE_SIZE * SLOT_BYTES)
         make = drafter.make if isinstance(drafter, MadeDrafter) else None
         self.runner = FakeRunner(memory, PAGE_SIZE, grammars.VOCAB_SIZE, masks=masks, make_drafts=make)

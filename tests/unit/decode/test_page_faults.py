@@ -14,7 +14,7 @@ from baton.engine.handoff.import_effects import AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.kv_import import Reserved, SealInfo
 from baton.services.decode.scheduler import SendBackReason
@@ -207,7 +207,7 @@ def test_a_copy_that_was_damaged_in_host_memory_is_never_used(slot: int):
 @pytest.mark.parametrize("slot", [0, 3])
 def test_an_unchecked_copy_would_be_used(slot: int, monkeypatch: pytest.MonkeyPatch):
     """The planted bug of the test above."""
-    monkeypatch.setattr(HostTier, "is_intact", lambda *_: True)
+    monkeypatch.setattr(SwapSpace, "is_intact", lambda *_: True)
     world, *_ = preempted()
     (row,) = world.scheduler._preempted
     world.host_memory.page(row.host_slots[slot])[0] ^= 1

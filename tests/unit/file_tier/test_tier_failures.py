@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from baton.domain.ids import PageKey
-from baton.engine.file_tier.controller import MAX_WAIT_S, READ_DEADLINE_S
-from baton.kv.file_tier.tier import SlotEntry
+from baton.engine.tiers.controller import MAX_WAIT_S, READ_DEADLINE_S
 from baton.kv.page_digests import PageState
+from baton.kv.tiers.tier import SlotEntry
 from baton.settings.tiers import TierWrite
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageKey
-from baton.kv.file_tier.tier import CacheTier, CopyState, SlotEntry
+from baton.kv.tiers.tier import CacheTier, CopyState, SlotEntry
 from tests.tiny_workers import REPEATABLE_SETTINGS
 
 KEYS = [PageKey(bytes([number]) * 16) for number in range(1, 13)]

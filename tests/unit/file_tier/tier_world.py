@@ -9,13 +9,13 @@ from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest
 from baton.engine.fake_runner import FakeRunner
-from baton.engine.file_tier.controller import TierController, TierMover
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.kv_export import ExportTable
-from baton.kv.file_tier.tier import CacheTier
+from baton.engine.tiers.controller import TierController, TierMover
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers.tier import CacheTier
 from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.policy import PrefillLimits
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler

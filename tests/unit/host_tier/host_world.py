@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from baton.domain.ids import PageKey
 from baton.engine.fake_runner import FakeRunner
-from baton.engine.file_tier.controller import TierController
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.kv_export import ExportTable
-from baton.kv.file_tier.lower_tier import LowerTier
-from baton.kv.file_tier.tier import CacheTier
-from baton.kv.file_tier.tier_stack import TierStack
+from baton.engine.tiers.controller import TierController
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers.lower_tier import LowerTier
+from baton.kv.tiers.tier import CacheTier
+from baton.kv.tiers.tier_stack import TierStack
 from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.policy import PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler

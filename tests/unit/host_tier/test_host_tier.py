@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from baton.domain.ids import PageKey
 from baton.domain.worker import WorkerRole
-from baton.engine.file_tier import controller
-from baton.kv.file_tier.lower_tier import TierUse
+from baton.engine.tiers import controller
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
+from baton.kv.tiers.lower_tier import TierUse
 from baton.settings.tiers import TierWrite
 from baton.telemetry import metrics
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, REPEATABLE_SETTINGS

@@ -1,4 +1,4 @@
-"""What a scheduler asks of a tier below the pool. `baton.engine.file_tier` has the implementation."""
+"""What a scheduler asks of a tier below the pool. `baton.engine.tiers` has the implementation."""
 
 from __future__ import annotations
 

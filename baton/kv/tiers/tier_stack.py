@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from baton.domain.ids import PageKey
-from baton.kv.file_tier.lower_tier import LowerTier, TierUse
 from baton.kv.quarantine import Quarantine
+from baton.kv.tiers.lower_tier import LowerTier, TierUse
 
 
 class TierStack:

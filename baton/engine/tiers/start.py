@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.build import Engine
-from baton.engine.file_tier.controller import TierController
-from baton.kv.file_tier.tier import CacheTier
+from baton.engine.tiers.controller import TierController
 from baton.kv.memory import PageMemory
+from baton.kv.tiers.tier import CacheTier
 from baton.settings.base import SettingsError
 from baton.settings.groups import MIB
 from baton.settings.tiers import TierWrite

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import Broken
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 
 
 def test_all_or_none():
-    host = HostTier(3)
+    host = SwapSpace(3)
     two = host.allocate(2)
     assert two is not None
     assert host.allocate(2) is None
@@ -21,11 +21,11 @@ def test_all_or_none():
 @pytest.mark.parametrize("slots", [(0,), (3,), (-1,)])
 def test_a_slot_that_is_not_allocated_cannot_be_freed(slots: tuple[int, ...]):
     with pytest.raises(Broken, match="not allocated"):
-        HostTier(3).free(slots)
+        SwapSpace(3).free(slots)
 
 
 def test_a_slot_cannot_be_freed_twice_in_one_call():
-    host = HostTier(3)
+    host = SwapSpace(3)
     taken = host.allocate(2)
     assert taken is not None
     with pytest.raises(Broken, match="not allocated"):

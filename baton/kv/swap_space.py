@@ -12,7 +12,7 @@ from baton.domain.ids import PageId
 from baton.kv.page_digests import PageDigests, PageHasher
 
 
-class HostTier:
+class SwapSpace:
     """Allocates page-sized slots."""
 
     def __init__(self, num_slots: int, hasher: PageHasher | None = None) -> None:

@@ -18,12 +18,12 @@ from typing import Protocol
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
-from baton.kv.file_tier.lower_tier import TierUse
-from baton.kv.file_tier.tier import CacheTier, SlotEntry
 from baton.kv.memory import PoolMemory
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
+from baton.kv.tiers.lower_tier import TierUse
+from baton.kv.tiers.tier import CacheTier, SlotEntry
 from baton.settings.tiers import TierWrite
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
