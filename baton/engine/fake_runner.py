@@ -178,7 +178,7 @@ class FakeRunner:
 
     def _copy(self, copy: HostCopy) -> None:
         if self._host is None:
-            raise Broken("a copy needs a host tier; this runner has none")
+            raise Broken("a copy needs swap space; this runner has none")
         for page, slot in zip(copy.pages, copy.slots, strict=True):
             if copy.to_host:
                 self._host.page(slot)[:] = self._memory.page(page)

@@ -158,16 +158,16 @@ class PageStorage:
         return (pages[:, None, :, None] * num_rows_a_page + in_page).flatten()
 
     def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Copies pages to host slots, pairwise. Raises `ValueError` without a host tier."""
+        """Copies pages to host slots, pairwise. Raises `ValueError` without swap space."""
         self._host_tier()[list(slots)] = self._pool[list(pages)].cpu()
 
     def copy_from_host(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copies host slots back into pages, pairwise. Raises `ValueError` without a host tier."""
+        """Copies host slots back into pages, pairwise. Raises `ValueError` without swap space."""
         self._pool[list(pages)] = self._host_tier()[list(slots)].to(self.device)
 
     def _host_tier(self) -> torch.Tensor:
         if self._host is None:
-            raise ValueError("this storage has no host tier to copy pages to")
+            raise ValueError("this storage has no swap space to copy pages to")
         return self._host
 
 

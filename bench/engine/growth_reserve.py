@@ -2,7 +2,7 @@
 
     python -m bench.engine.growth_reserve [--steps 1000] [--warmup 2000] [--markdown FILE]
 
-Runs decode's import policy, import table, scheduler, page pool and host tier as they are, in steps. Requests never
+Runs decode's import policy, import table, scheduler, page pool and swap space as they are, in steps. Requests never
 run out: before each step new ones are reserved until the worker is busy. Imports are whole at once. The runner computes
 nothing: it ends each row at a length drawn before. So the figures do not depend on the machine. The warm-up is not
 counted; without one, `peak` still reserves by `max_tokens`.

@@ -29,7 +29,7 @@ from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc
 from baton.services.decode.commands import DecodeCommand, Reserve
 from baton.services.decode.effects import EmitTokens, OutwardEffect
@@ -185,7 +185,7 @@ class SimDecode:
             max_reservations=CONFIG.max_rows,
         )  # fmt: skip
         self._imports = policies.import_table(self._cache, limits)
-        self._host = HostTier(num_host_pages, PoolHasher(self._host_memory) if digests else None)
+        self._host = SwapSpace(num_host_pages, PoolHasher(self._host_memory) if digests else None)
         growth = GrowthReserve(self._growth_mode, CONFIG.page_size, MAX_GROWTH_TOKENS)
         chunks = ChunkBudget(self._token_budget, CONFIG.page_size)
         drafts = None

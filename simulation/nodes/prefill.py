@@ -16,19 +16,19 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
-from baton.engine.file_tier.controller import TierController
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.page_imports import PageImportLimits
 from baton.engine.handoff.page_source import ImportCostModel
 from baton.engine.page_scrub import PageScrub
+from baton.engine.tiers.controller import TierController
 from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
-from baton.kv.file_tier.tier import CacheTier
-from baton.kv.file_tier.tier_stack import TierStack
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers.tier import CacheTier
+from baton.kv.tiers.tier_stack import TierStack
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
 from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from baton.services.prefill.loop import PrefillLoop

@@ -39,11 +39,11 @@ from baton.model.loading.config import DtypeChoice, ModelConfig, read_config
 from baton.model.loading.hf_weights import OnProgress, load_vision_weights, load_weights
 from baton.model.loading.image_check import ImageLogits, check_image, image_reference
 from baton.model.loading.kernel_choice import KernelChoice, KernelUse, choose_kernels
-from baton.model.loading.quantization import Quantization, QuantizationReport, quantize, require_int8_support
+from baton.model.loading.quantization import Quantization, quantize, require_int8_support
+from baton.model.loading.report import LoadReport, WeightReport
 from baton.model.loading.self_check import (
     CheckResult,
     ReferenceLogits,
-    VerificationBits,
     check_logits,
     check_pages,
     paged_logits,
@@ -67,47 +67,6 @@ class DecoderChoice(enum.Enum):
     AUTO = "auto"
     LEAN = "lean"
     STOCK = "stock"
-
-
-@dataclass(frozen=True, slots=True)
-class WeightReport:
-    """Layout of the weights: `num_matrices` of them are in `layout`. `note`: the reason where they are plain."""
-
-    layout: WeightLayout
-    num_matrices: int
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """Results of loading, for the log.
-
-    - `checkpoint_note`: what was done to stored weights that are not plain; empty where they are.
-    - `stock_note`: why the stock module serves; empty for the lean decoder.
-    - `kernel_note`: the kernels in use, or why there are none.
-    - `memory`: the memory that the weights really lie in; None where the system does not tell.
-    - `verification`: the result of `check_bits` where it is known from a weight file.
-    - `sharing_note`: why their memory is not shared with other workers; empty where it is, or was not tried.
-    - `check`: the self-check of the float model.
-    - `quantization`: difference of the int8 model from the float model; None without quantisation.
-    """
-
-    seconds: float
-    num_parameters: int
-    checkpoint_note: str
-    stock_note: str
-    kernel_note: str
-    weights: WeightReport
-    memory: WeightMemory | None
-    check: CheckResult
-    quantization: QuantizationReport | None
-    sharing_note: str = ""
-    verification: VerificationBits | None = None
-
-    @property
-    def huge_fraction(self) -> float | None:
-        """Share of the weights' bytes on huge pages; None where it is unknown."""
-        return None if self.memory is None else self.memory.huge_fraction
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from baton.model.decoders.lean_weights import LeanModel
 from baton.model.kernels.library import Kernels
 from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import ModelConfig
-from baton.model.loading.loader import LoadedModel, LoadReport, WeightReport
+from baton.model.loading.loader import LoadedModel
 from baton.model.loading.quantization import QuantizationReport
+from baton.model.loading.report import LoadReport, WeightReport
 from baton.model.loading.self_check import CheckResult, VerificationBits
 from baton.model.sharing.weight_key import LoadOptions
 from baton.model.smaps import measure_memory

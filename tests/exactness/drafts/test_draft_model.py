@@ -24,7 +24,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.tiers import HostTier
+from baton.kv.swap_space import SwapSpace
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
@@ -108,7 +108,7 @@ class JointEngine:
         self.policy = DraftPolicy(RunnerDrafter(), MAX_DRAFT_TOKENS, PAGE_SIZE, self.cache.pool)
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 8, num_pages, 9.0))
         chunks = ChunkBudget(2 * PAGE_SIZE, PAGE_SIZE)
-        self.scheduler = DecodeScheduler(imports, HostTier(0), PAGE_SIZE, chunks, RowRules(drafts=self.policy))
+        self.scheduler = DecodeScheduler(imports, SwapSpace(0), PAGE_SIZE, chunks, RowRules(drafts=self.policy))
         memory = PageMemory(num_pages, model.geometry.page_bytes, model.geometry.part_ends)
         self.storage = PageStorage.on_memory(model.geometry, memory)
         self.runner = ModelRunner(model, self.storage)

@@ -26,7 +26,8 @@ from baton.model.loading import kernel_choice, loader
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.kernel_check import first_wrong_kernel
 from baton.model.loading.kernel_choice import KernelChoice, KernelUse, choose_kernels
-from baton.model.loading.loader import DecoderChoice, WeightReport, load_model
+from baton.model.loading.loader import DecoderChoice, load_model
+from baton.model.loading.report import WeightReport
 from baton.model.storage import PageStorage
 from tests import tiny_models
 from tests.kernels import kernel_levels

@@ -23,7 +23,8 @@ from baton.model.loading import loader
 from baton.model.loading.allow_list import TOKEN_EXACT
 from baton.model.loading.config import DtypeChoice, read_config
 from baton.model.loading.kernel_choice import KernelUse
-from baton.model.loading.loader import DecoderChoice, LoadedModel, WeightReport, load_model
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
+from baton.model.loading.report import WeightReport
 from baton.model.storage import PageStorage
 from tests import tiny_models
 from tests.kernels import kernel_levels

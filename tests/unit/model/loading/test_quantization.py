@@ -23,8 +23,9 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.hf_weights import load_weights
 from baton.model.loading.identity import model_fingerprint
 from baton.model.loading.kernel_choice import KernelChoice, KernelUse, choose_kernels
-from baton.model.loading.loader import DecoderChoice, LoadedModel, WeightReport, load_model
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.loading.quantization import MAX_ERROR, Quantization, compare, divergences
+from baton.model.loading.report import WeightReport
 from tests import tiny_models
 from tests.kernels import kernel_levels
 from tests.unit.model.dequantize.checkpoints import packed_copy
