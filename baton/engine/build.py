@@ -45,8 +45,9 @@ from baton.model.sharing.weight_key import LoadOptions
 from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
+from baton.settings.choices import Device, KVDtypeKind, PageCheckKind
 from baton.settings.core_plan import BadCorePlan
-from baton.settings.groups import MIB, Device, KVDtypeKind, PageCheckKind, WorkerSettings
+from baton.settings.groups import MIB, WorkerSettings
 from baton.settings.model_source import resolve_model, weight_cache_directories
 from baton.settings.text_digest import text_digest
 from baton.settings.vocabulary import require_same_tokens

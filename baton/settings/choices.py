@@ -5,6 +5,77 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class Dtype(StrEnum):
+    """Number format of weights and KV. AUTO: bfloat16 on GPUs and on CPUs with fast bfloat16, else float32."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class DecoderKind(StrEnum):
+    """Implementation of the model. AUTO: the lean decoder if it supports the model and passes the start-up check."""
+
+    AUTO = "auto"
+    LEAN = "lean"
+    STOCK = "stock"
+
+
+class QuantizationKind(StrEnum):
+    """Number format of the weight matrices; NONE: `dtype`."""
+
+    NONE = "none"
+    INT8 = "int8"
+
+
+class KVDtypeKind(StrEnum):
+    """Number format of K and V in pages. AUTO: the model's."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+
+
+class Device(StrEnum):
+    """Device of the model. AUTO: a GPU if there is one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Transport(StrEnum):
+    """Transport of page bytes. AUTO: NIXL if it works, else the gRPC stream."""
+
+    AUTO = "auto"
+    NIXL = "nixl"
+    STREAM = "stream"
+
+
+class PageCheckKind(StrEnum):
+    """Checks of matched pages. AUTO: all of a pool in host memory; a sample of a GPU's, whose pages are copied."""
+
+    AUTO = "auto"
+    ALL = "all"
+    SAMPLED = "sampled"
+    OFF = "off"
+
+
+class EvictionPolicyKind(StrEnum):
+    """Order in which cached pages are evicted."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    SLRU = "slru"
+    PRIORITY = "priority"
+
+
+class MetricNamesKind(StrEnum):
+    """Further names of metrics."""
+
+    NONE = "none"
+    VLLM = "vllm"
+
+
 class PageSharingKind(StrEnum):
     """Cached pages that workers read from each other: none; those that are read sooner than computed (CHEAPER); all."""
 

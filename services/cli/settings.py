@@ -11,7 +11,8 @@ from pydantic import Field, SecretStr, model_validator
 from baton.services.cli.forwarded_flags import SERVICES as SERVICES
 from baton.services.cli.forwarded_flags import ForwardedFlags
 from baton.settings.base import Settings
-from baton.settings.groups import ClusterTrustSettings, Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
+from baton.settings.choices import Dtype, LogLevel, Transport
+from baton.settings.groups import ClusterTrustSettings, Count, Port, RedisUrl, Seconds
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 

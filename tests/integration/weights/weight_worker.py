@@ -17,8 +17,8 @@ from pathlib import Path
 
 from baton.engine import build
 from baton.engine.build import Engine, build_engine
-from baton.settings.choices import WeightSharingKind
-from baton.settings.groups import Dtype, WorkerSettings
+from baton.settings.choices import Dtype, WeightSharingKind
+from baton.settings.groups import WorkerSettings
 from baton.telemetry import metrics
 
 POOL_MIB = 8

@@ -22,8 +22,8 @@ from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
+from baton.settings.choices import Device
 from baton.settings.core_plan import SLOT_BYTES, CorePlan
-from baton.settings.groups import Device
 from baton.telemetry import metrics
 from tests.kernels import kernel_levels
 

@@ -9,7 +9,8 @@ from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from baton.services.prefill.settings import PrefillSettings
 from baton.services.router.settings import RouterSettings
 from baton.settings.base import SettingsError, known_variables, refuse_unknown_variables
-from baton.settings.groups import Dtype, WorkerSettings, parse_cores
+from baton.settings.choices import Dtype
+from baton.settings.groups import WorkerSettings, parse_cores
 
 MODELS = (RouterSettings, PrefillSettings, DecodeSettings)
 
