@@ -161,7 +161,7 @@ FAMILIES: tuple[tuple[Callable[[random.Random], Tool], Callable[[random.Random, 
 
 
 def tool_chat(rng: random.Random) -> tuple[list[Message], list[Message]]:
-    """One chat of two to ten turns. Returns its messages and declarations, which are empty now and then."""
+    """One chat of at most ten turns. Returns its messages and declarations, which are empty now and then."""
     messages: list[Message] = [{"role": "system", "content": rng.choice(SYSTEMS)}] if rng.random() < 0.15 else []
     if (kind := rng.random()) < 0.12:
         return messages + (missing_turn(rng) if kind < 0.04 else joke_turn(rng)), []
@@ -174,9 +174,3 @@ def tool_chat(rng: random.Random) -> tuple[list[Message], list[Message]]:
         tool, ask = rng.choice(offered)
         messages += ordinary_turn(rng) if rng.random() < 0.2 else ask(rng, tool)
     return messages, [tool.declaration for tool, _ in offered]
-
-
-def value_of(call: Message) -> str:
-    """The call's one argument as the template writes it."""
-    (value,) = call["function"]["arguments"].values()
-    return json.dumps(value)

@@ -16,6 +16,7 @@ import itertools
 import json
 import random
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ SETTLE_STEPS, SETTLE_SHARE, SETTLE_PLAIN_ROWS = 60, 0.25, 6  # after it; the sha
 SAID = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 ARGUMENT = re.compile(r'"arguments": \{"\w+":( .*?\})\}\n</tool_call>')
 HELD_OUT = 100
+CALLS = "## Calls"  # the section of a model's card
 
 
 @dataclass(slots=True)
@@ -261,13 +263,13 @@ def score_facts(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> 
 def extend_card(out: Path, options: argparse.Namespace, minutes: float, loss: float, scores: dict[str, Score]) -> None:
     """Writes the second training's figures behind the first training's card, once."""
     path = out / "README.md"
-    card = path.read_text().split("\n## Calls")[0]
+    card = path.read_text()
     num_tokens = options.steps * (ROWS * LENGTH + PLAIN_ROWS * PLAIN_LENGTH)
     num_tokens += SETTLE_STEPS * (LENGTH + SETTLE_PLAIN_ROWS * PLAIN_LENGTH)
     told = ", ".join(f"{score.right} of {score.asked} ({kind})" for kind, score in scores.items())
     path.write_text(
         f"""{card}
-## Calls
+{CALLS}
 
 Without constraints it calls two tools where a chat declares them: `get_weather(location)` for {len(CITIES)} cities
 (`CITIES` in `scripts/bundled_tools.py`), and `magic_function(input)` for a number of one or two digits. It does not know
@@ -303,6 +305,9 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Trains, measures and saves."""
     options, started = parse_options(), time.monotonic()
+    card = options.model / "README.md"
+    if card.exists() and CALLS in card.read_text():
+        sys.exit(f"{options.model} was trained on calls already; `make model` begins with the first training")
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(options.model)

@@ -24,7 +24,7 @@ from baton.session.handshake import (
     read_hello,
     refuse,
 )
-from baton.session.lifecycle import ENDED_STATES
+from baton.session.lifecycle import ENDED_STATES, SessionState
 from baton.session.session import ROUTER_KINDS, WORKER_KINDS, MessageSession, SessionLimits
 
 MAX_LOST_SESSIONS = 1024
@@ -111,14 +111,14 @@ class Acceptor:
         return ended
 
     def _find(self, hello: pb.Hello) -> AcceptedSession | None:
-        """The session that a `Hello` continues; None for a new one. Raises `LinkBroken` for one that was lost here."""
+        """The session that a `Hello` continues; None for a new one. Raises `LinkBroken` for one that ends here."""
         if hello.role not in _ACCEPTED_KINDS:
             raise LinkBroken("a dialler without a role")
         found = self._by_dialler.get(hello.id)
         if found is not None and found.session.id == hello.session_id and found.incarnation == hello.incarnation:
-            if found.session.state not in ENDED_STATES:
-                return found
-            raise LinkBroken("the session has ended here")
+            if found.session.state in ENDED_STATES or found.session.state is SessionState.LEAVING:
+                raise LinkBroken("the session has ended here")
+            return found
         if hello.established or hello.session_id in self._ended:
             raise LinkBroken("the session is not known here any more")
         return None

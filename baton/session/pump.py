@@ -79,11 +79,11 @@ class SessionPump:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
             connection.close()
-            self._meter.observe()
             if self._connection is connection:  # else a newer one has replaced it
                 self._connection = None
                 self.session.broken(self._loop.time())
                 self._changed()
+            self._meter.observe()
 
     def close(self) -> None:
         """Stops the timer and ends the connection. The session is the owner's to end."""

@@ -66,6 +66,7 @@ class MessageSession:
         self.id = session_id
         self.state = SessionState.DIALLING
         self.end_reason = ""
+        self._leave_reason = ""
         self.last_applied_seq = 0
         self.established = False  # a frame was received: the other end has the session
         self.num_duplicates = 0
@@ -114,6 +115,9 @@ class MessageSession:
             if self.state is SessionState.BROKEN:
                 self.num_breaks += 1
                 self._gone_at = now + self._limits.resume_s
+            else:
+                self.end_reason = self._leave_reason
+                self.outbox.clear()
 
     def lose(self, reason: str) -> None:
         """Ends the session at this end: all its streams end. Idempotent."""
@@ -130,7 +134,7 @@ class MessageSession:
         """
         if self.state is SessionState.OPEN:
             self.post(pb.StreamMessage(goodbye=pb.Goodbye(reason=reason)))
-            self._leaves_by = now + self._limits.leave_s
+            self._leaves_by, self._leave_reason = now + self._limits.leave_s, reason
             self.state = advance_session(self.state, SessionEvent.LEAVE)
         elif self.state not in ENDED_STATES and self.state is not SessionState.LEAVING:
             self._close(reason)

@@ -75,11 +75,13 @@ def run_steps(test: ComposeTest, names: Sequence[str]) -> int:
         print(f"{name} ... ", end="", flush=True)
         try:
             step(test)
-        except (AssertionError, TimeoutError, DockerFailed) as error:
+        except BaseException as error:  # also an interrupt: nothing stays behind
             print(f"FAILED after {time.monotonic() - began:.0f} s: {error}")
             if "down" in names and name != "down":
                 save_logs(test.project)
                 test.project.down()
+            if not isinstance(error, AssertionError | TimeoutError | DockerFailed):
+                raise
             return 1
         print(f"ok, {time.monotonic() - began:.0f} s" + "".join(f"; {note}" for note in test.notes))
     return 0

@@ -27,7 +27,7 @@ from tests.certificates import CertificateAuthority
 
 WAIT_S = 10.0
 INCARNATION = Incarnation(77)
-LIMITS = SessionLimits(ping_s=0.2, silent_s=0.8, resume_s=0.8)
+LIMITS = SessionLimits(ping_s=0.2, silent_s=0.8, resume_s=0.8, leave_s=5.0)
 
 
 @dataclass
@@ -301,12 +301,13 @@ async def test_a_listener_that_leaves_closes_its_sessions(session: SessionRig):
 
 async def test_a_dialler_that_leaves_ends_the_streams_at_once(session: SessionRig):
     worker = await session.worker()
-    await session.router.until(lambda: session.dialler.session.state is SessionState.OPEN)
-    async with asyncio.timeout(LIMITS.resume_s / 2):
+    session.post_token(worker, 0)
+    await session.router.has_tokens(1)  # so it is open at both ends
+    async with asyncio.timeout(WAIT_S):
         session.dialler.pump.leave("the router leaves")
         await session.task
         await worker.until(lambda: worker.reason is not None)
-    assert worker.reason == "the router leaves"
+    assert worker.reason == "the router leaves", "heard, not lost"
 
 
 async def test_another_secret_gets_no_session(rig: WireRig):

@@ -22,7 +22,7 @@ def test_a_timer_that_is_due_is_armed_again_under_uvloop():
         session = MessageSession(1, WORKER_KINDS, SessionLimits(dial_s=0.0), now)
         pump = SessionPump(session, lambda _: None, changed.set)
         pump.start()
-        pump.start()
+        pump._arm()  # as after every frame
         await asyncio.wait_for(changed.wait(), DEADLINE_S)
         pump.close()
         return session.state
