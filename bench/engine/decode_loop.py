@@ -34,6 +34,7 @@ from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
 from baton.model.decoders.base import Decoder
+from baton.model.drafts.draft_model import DraftModel
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
@@ -121,6 +122,9 @@ class _TimedModel:
 
     def sampler(self) -> SamplerBackend:
         return self._model.sampler()
+
+    def drafting(self, storage: PageStorage) -> DraftModel | None:
+        return self._model.drafting(storage)
 
     @contextmanager
     def _timer(self) -> Iterator[None]:

@@ -10,16 +10,16 @@ from baton.services.cli.main import run
 
 
 def test_one_message_is_answered(capsys: pytest.CaptureFixture[str]):
-    assert run(["run", "bundled", "What is 7 + 5?", "--temperature", "0"]) == 0
-    assert capsys.readouterr().out == "7 + 5 = 12.\n"
+    assert run(["run", "bundled", "What is 3 + 4?", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == "3 + 4 = 7.\n"
 
 
 def test_messages_are_read_until_the_input_ends(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("What is 7 + 5?\n\nWhat is 2 + 2?\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 3 + 4?\n\nWhat is 2 + 2?\n"))
     assert run(["run", "--temperature", "0", "--max-tokens", "40"]) == 0
     answers = capsys.readouterr().out.splitlines()
     assert len(answers) == 2
-    assert answers[0] == "7 + 5 = 12."
+    assert answers[0] == "3 + 4 = 7."
 
 
 def test_a_missing_model_is_refused_with_a_reason(capsys: pytest.CaptureFixture[str]):

@@ -135,9 +135,9 @@ def test_a_round_trip_over_the_host_moves_whole_pages():
     assert [bytes(memory.page(page)) for page in (3, 5, 0)] == [before[2], before[5], before[0]]
 
 
-def test_without_a_host_tier_copies_are_refused():
+def test_without_swap_space_copies_are_refused():
     storage = PageStorage.allocate(EVEN, 2)
-    with pytest.raises(ValueError, match="no host tier"):
+    with pytest.raises(ValueError, match="no swap space"):
         storage.copy_to_host([0], [0])
 
 
