@@ -12,7 +12,7 @@ from baton.domain.ids import AttemptId, PageId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, bad_word_ends, banned_tokens
 from baton.domain.scores.prompt_scores import PromptScores
-from baton.engine.drafts.base import UNMADE
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Row:
         """This row with `drafts` behind its tokens, or still to be made. Raises `ValueError` without a `sample`."""
         if self.sample is None:
             raise ValueError(f"{self.id}: a row that is not sampled has no drafts")
-        if drafts and drafts[0] == UNMADE:
+        if drafts and drafts[0] == DRAFT_PLACEHOLDER:
             return replace(self, wanted=WantedDrafts(request, len(drafts)))
         drafted = SampleSpec.after_drafts(request, self.sample.history, drafts)
         return replace(self, tokens=[*self.tokens, *drafts], drafted=drafted, wanted=None)

@@ -13,7 +13,7 @@ import torch
 from baton.domain.errors import Broken
 from baton.engine.batch import Batch, DraftedHistory, Row, SampleSpec, StepOutput, WantedDrafts
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
-from baton.engine.media.step_rows import EmbeddingSource, step_embeds, step_positions
+from baton.engine.media.step_inputs import EmbeddingSource, step_embeds, step_positions
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.drafts.draft_model import DraftRow

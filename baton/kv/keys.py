@@ -10,8 +10,10 @@ which of its rows they are (ADR 104). The key of a page of text does not depend 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from struct import Struct
 
 from baton.domain.ids import PageKey
@@ -42,15 +44,18 @@ def next_key(parent: PageKey, tokens: Sequence[int], extras: bytes = b"") -> Pag
 def page_extras(start: int, end: int, media: Sequence[MediaSpan]) -> bytes:
     """What the key of the page with the tokens [start, end) covers beside them; empty for a page of text.
 
-    Of each span that touches the page: its tokens in the page, its grid, and which rows of which item they are.
+    `media` is in order. Of each span that touches the page: its tokens in the page, its grid, and which rows of which
+    item they are.
     """
     extras = []
-    for span in media:
+    for at in range(bisect_right(media, start, key=attrgetter("end")), len(media)):
+        span = media[at]
+        if span.first >= end:
+            break
         first, last = max(start, span.first), min(end, span.end)
-        if first < last:
-            height, width = (0, 0) if span.grid is None else (span.grid.height, span.grid.width)
-            row = span.first_row + first - span.first
-            extras.append(_EXTRA.pack(first - start, last - first, row, height, width) + span.identity)
+        height, width = (0, 0) if span.grid is None else (span.grid.height, span.grid.width)
+        row = span.first_row + first - span.first
+        extras.append(_EXTRA.pack(first - start, last - first, row, height, width) + span.identity)
     return b"".join(extras)
 
 

@@ -20,7 +20,7 @@ from baton.model.page_scales import PageScales
 
 
 class PageStorage:
-    """Views of `pool` [num_pages, elements of a page], contiguous. `host`: the tier for pages of preempted rows.
+    """Views of `pool` [num_pages, elements of a page], contiguous. `host`: the swap space for pages of preempted rows.
 
     `first_element`: of every page, where the layers of `geometry` begin. With a scratch page the pool has one page more
     at its end. It belongs to no request: rows that pad a batch to a fixed size write there.
@@ -159,13 +159,13 @@ class PageStorage:
 
     def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to host slots, pairwise. Raises `ValueError` without swap space."""
-        self._host_tier()[list(slots)] = self._pool[list(pages)].cpu()
+        self._swap_space()[list(slots)] = self._pool[list(pages)].cpu()
 
     def copy_from_host(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies host slots back into pages, pairwise. Raises `ValueError` without swap space."""
-        self._pool[list(pages)] = self._host_tier()[list(slots)].to(self.device)
+        self._pool[list(pages)] = self._swap_space()[list(slots)].to(self.device)
 
-    def _host_tier(self) -> torch.Tensor:
+    def _swap_space(self) -> torch.Tensor:
         if self._host is None:
             raise ValueError("this storage has no swap space to copy pages to")
         return self._host

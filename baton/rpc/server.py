@@ -83,13 +83,19 @@ class RunningServer:
         self.port = port
         self._build = build
         self._stop_lock = asyncio.Lock()
+        self._stopping: asyncio.Task[None] | None = None
         self._task = asyncio.get_running_loop().create_task(self._keep_serving(), name="grpc-server")
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Idempotent; bounded in time.
+        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Bounded in time.
 
-        A second call waits for the first one.
+        Later calls wait for the first one, whose grace counts.
         """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, grace_s: float) -> None:
         server = self.server
         # Before the task is cancelled: its wait is a part of the server.
         stop = asyncio.ensure_future(self._stop_server(server, grace_s))
@@ -99,7 +105,8 @@ class RunningServer:
         if waiting or not ended:
             log.warning("grpc_server_does_not_stop", port=self.port)
         if self.server is not server:
-            await self._stop_server(self.server, 0.0)  # it was replaced meanwhile
+            stop = asyncio.ensure_future(self._stop_server(self.server, 0.0))  # it was replaced meanwhile
+            await asyncio.wait([stop], timeout=STOP_MARGIN_S)
 
     async def _stop_server(self, server: grpc.aio.Server, grace_s: float | None) -> None:
         """One stop at a time: gRPC reads freed memory when two end together (grpcio 1.85, a segmentation fault)."""
@@ -124,7 +131,7 @@ class RunningServer:
             if bound:
                 return await self.server.start()
             log.error("grpc_port_taken", port=self.port, retry_s=REBIND_S)
-            await self.server.stop(None)
+            await self._stop_server(self.server, None)
             await asyncio.sleep(REBIND_S)
 
 

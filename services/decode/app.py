@@ -308,9 +308,12 @@ class _Worker:
         if entry is None:
             return None
         log.info("speculation", drafter=settings.drafter)
-        drafter = entry.make(engine.vocab_size)
-        if not entry.traits.needs_pages:  # what the runner makes are tokens of a model
-            drafter = GuardedDrafter(drafter, engine.vocab_size, _report_drafter_off)
+        drafter = GuardedDrafter(
+            entry.make(engine.vocab_size),
+            engine.vocab_size,
+            _report_drafter_off,
+            allows_placeholders=entry.traits.needs_pages,
+        )
         pool, page_size = engine.cache.pool, engine.geometry.page_size
         return DraftPolicy(drafter, MAX_DRAFT_TOKENS, page_size, pool, DraftBudget(step_time), engine.masks)
 

@@ -61,7 +61,7 @@ def _segments(rows: list[Row]) -> Iterator[Segment]:
 
 
 class DecodeScheduler:
-    """Queues *imported | local -> running <-> preempted* over one page pool and one host tier."""
+    """Queues *imported | local -> running <-> preempted* over one page pool and one swap space."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class DecodeScheduler:
         return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
 
     def _preempt(self, row: DecodeRow, copies: list[HostCopy], now: float) -> None:
-        """Copies a row's filled pages to the host tier. Sends the row back if the tier is full."""
+        """Copies a row's filled pages to the swap space. Sends the row back if it is full."""
         self._running.remove(row)
         pages = row.table.pages[: ceil_div(row.num_filled, self._page_size)]
         slots = self._host.allocate(len(pages))

@@ -81,5 +81,5 @@ class DecodeSettings(WorkerSettings):
         return GrowthReserve(self.growth_reserve, page_size, self.growth_clip_tokens)
 
     def preemption_pages(self, num_pages: int) -> int:
-        """Size of the host tier beside a pool of `num_pages`."""
+        """Size of the swap space beside a pool of `num_pages`."""
         return num_pages if self.host_pages is None else self.host_pages

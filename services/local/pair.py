@@ -32,7 +32,7 @@ from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
-from baton.engine.media.step_rows import EmbeddingSource
+from baton.engine.media.step_inputs import EmbeddingSource
 from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
@@ -248,8 +248,10 @@ class LocalPair:
         host = PageMemory(limits.num_pages, self.decode_memory.page_bytes, self.decode_memory.part_ends)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
-        tier = SwapSpace(limits.num_pages, PoolHasher(host))
-        scheduler = DecodeScheduler(imports, tier, self._page_size, ChunkBudget(limits.token_budget, self._page_size))
+        swap_space = SwapSpace(limits.num_pages, PoolHasher(host))
+        scheduler = DecodeScheduler(
+            imports, swap_space, self._page_size, ChunkBudget(limits.token_budget, self._page_size)
+        )
         checks, page_bytes = PageChecks(cache), self.decode_memory.page_bytes
         faults = PageFaults(cache, imports, scheduler, checks, self._page_size, page_bytes)
         rules = ImportRules(self._page_size, digests=True)

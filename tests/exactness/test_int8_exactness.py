@@ -19,10 +19,11 @@ from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.loading.quantization import Quantization
 from baton.model.storage import PageStorage
 from tests import tiny_models
-from tests.cluster import Cluster, eventually
-from tests.exactness.test_cluster_exactness import CHUNKS, PAGES, ask, shaped_prompts, split
+from tests.cluster import Cluster
+from tests.exactness.test_cluster_exactness import CHUNKS, PAGES, shaped_prompts
 from tests.exactness.test_lean_exactness import GREEDY, PAGE_SIZE, VARIANTS
 from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, make_prompts, paged_scheduler, stock_tokens
+from tests.exactness.unlinked_worker import check_unlinked_worker
 from tests.kernels import kernel_levels
 
 pytestmark = [pytest.mark.exactness, pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")]
@@ -80,12 +81,5 @@ def test_a_cluster_gives_int8_tokens_and_links_no_float_worker(tmp_path: Path):
     with Cluster(
         tmp_path, transport="stream", flags={**PAGES, "quantization": "int8"}, prefill_flags=CHUNKS
     ) as cluster:
-        float_worker = cluster.start("decode", "decode-1", {"quantization": "none"})
-        eventually(lambda: "link_failed" in float_worker.log.read_text(), 60.0, "the float worker has tried a link")
-        assert "quantization: int8 here, none there" in float_worker.log.read_text()
-        eventually(lambda: cluster.has_no_busy_pages("decode-1"), 60.0, "the float worker serves its metrics")
-        with split(cluster):
-            for _ in range(2):
-                assert [ask(cluster, prompt) for prompt in prompts] == expected
-        assert cluster.metric("decode-1", "baton_link_state") == 0
-        assert cluster.metric("decode-1", "baton_transfer_bytes_total") == 0
+        why = "quantization: int8 here, none there"
+        check_unlinked_worker(cluster, {"quantization": "none"}, why, prompts, expected)

@@ -91,8 +91,8 @@ SPECULATION_BUGS = (
         SPECULATION,
         "a token that no vocabulary has is verified",
         "baton/engine/drafts/guard.py",
-        "if type(token) is not int or not 0 <= token < vocab_size:",
-        "if False:",
+        "tuple(itertools.takewhile(self._is_known, tokens))",
+        "tokens",
         "tests/unit/engine/drafts/test_guard.py",
     ),
     PlantedBug(

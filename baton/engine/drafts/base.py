@@ -18,7 +18,7 @@ from baton.domain.request import SampledToken, StopParams, finish_reason
 class Proposal:
     """A chain of tokens that may follow a row. `grade` groups proposals that are equally likely to be accepted.
 
-    Its tokens are all known, or all `UNMADE`.
+    Its tokens are all known, or all `DRAFT_PLACEHOLDER`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -26,7 +26,7 @@ class Proposal:
 
 
 NO_PROPOSAL = Proposal()
-UNMADE = -1
+DRAFT_PLACEHOLDER = -1
 """Stands for a draft that the runner makes at the start of the step that verifies it."""
 
 

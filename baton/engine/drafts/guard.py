@@ -5,12 +5,13 @@ Output never depends on a drafter, so a worker goes on without it. Used around e
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.domain.ids import AttemptId
-from baton.engine.drafts.base import NO_PROPOSAL, Drafter, Proposal
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, NO_PROPOSAL, Drafter, Proposal
 
 MAX_MEAN_CALL_S = 0.002
 """Longest mean duration of the calls of a drafter that stays on."""
@@ -29,10 +30,14 @@ class GuardedDrafter:
         vocab_size: int,
         on_off: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        allows_placeholders: bool = False,
     ) -> None:
+        """`allows_placeholders`: the runner can make the drafts that `DRAFT_PLACEHOLDER` stands for."""
         self._drafter: Drafter | None = drafter
         self._vocab_size = vocab_size
         self._on_off = on_off
+        self._allows_placeholders = allows_placeholders
         self._clock = clock
         self._num_calls = 0
         self._seconds = 0.0
@@ -51,8 +56,18 @@ class GuardedDrafter:
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
         """See `Drafter.propose`. Cut to `max_tokens`, and before the first id that is none of the vocabulary."""
-        proposal = self._call(lambda drafter: _cut(drafter.propose(id, max_tokens), max_tokens, self._vocab_size))
+        proposal = self._call(lambda drafter: self._cut(drafter.propose(id, max_tokens), max_tokens))
         return NO_PROPOSAL if proposal is None else proposal
+
+    def _cut(self, proposal: Proposal, max_tokens: int) -> Proposal:
+        """`proposal` up to the first token that no step could verify."""
+        tokens = proposal.tokens[:max_tokens]
+        if not (self._allows_placeholders and all(token == DRAFT_PLACEHOLDER for token in tokens)):
+            tokens = tuple(itertools.takewhile(self._is_known, tokens))
+        return proposal if len(tokens) == len(proposal.tokens) else Proposal(tokens, proposal.grade)
+
+    def _is_known(self, token: int) -> bool:
+        return type(token) is int and 0 <= token < self._vocab_size
 
     def _call(self, call: Callable[[Drafter], T]) -> T | None:
         if self._drafter is None:
@@ -74,13 +89,3 @@ class GuardedDrafter:
     def _turn_off(self, reason: str) -> None:
         self._drafter = None
         self._on_off(reason)
-
-
-def _cut(proposal: Proposal, max_tokens: int, vocab_size: int) -> Proposal:
-    """`proposal` up to the first token that no step could verify."""
-    tokens = proposal.tokens[:max_tokens]
-    for place, token in enumerate(tokens):
-        if type(token) is not int or not 0 <= token < vocab_size:
-            tokens = tokens[:place]
-            break
-    return proposal if len(tokens) == len(proposal.tokens) else Proposal(tokens, proposal.grade)

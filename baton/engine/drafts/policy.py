@@ -15,7 +15,7 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest
 from baton.domain.timing.step_time import StepShape
 from baton.engine.drafts.acceptance import AcceptanceModel
-from baton.engine.drafts.base import NO_PROPOSAL, UNMADE, Drafter, Proposal
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, NO_PROPOSAL, Drafter, Proposal
 from baton.engine.drafts.budget import DraftBudget, DraftOption
 from baton.kv.pages import PagePool
 
@@ -177,7 +177,7 @@ class DraftPolicy:
         if not proposal.tokens:
             self.skip(DraftSkipReason.NO_MATCH, 1)
             return NO_PROPOSAL
-        is_known = proposal.tokens[0] != UNMADE
+        is_known = proposal.tokens[0] != DRAFT_PLACEHOLDER
         if is_known and row.request.constraint is not None and self._constraints is not None:
             limit = min(limit, self._constraints.num_allowed(row.request, row.tokens, proposal.tokens))
             if limit == 0:

@@ -37,7 +37,7 @@ class DrafterTraits:
 
 
 CHAINS = DrafterTraits()
-MADE_CHAINS = DrafterTraits(needs_pages=True)
+DRAFT_MODEL_CHAINS = DrafterTraits(needs_pages=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
     {
         "ngram": DrafterEntry(_ngram),
         "ngram-shared": DrafterEntry(_ngram_shared),
-        "draft-model": DrafterEntry(lambda _: RunnerDrafter(), MADE_CHAINS),
+        "draft-model": DrafterEntry(lambda _: RunnerDrafter(), DRAFT_MODEL_CHAINS),
     }
 )
 
@@ -77,7 +77,7 @@ def find_drafter(name: str, has_draft_model: bool = False) -> DrafterEntry | Non
     if entry.traits.needs_pages and not has_draft_model:
         hint = "Give the same --draft-model to all workers."
         raise SettingsError(f"drafter={name}", why="there is no draft model", hint=hint)
-    if entry.traits not in (CHAINS, MADE_CHAINS):
+    if entry.traits not in (CHAINS, DRAFT_MODEL_CHAINS):
         why = f"it needs {entry.traits}"
         raise SettingsError(f"drafter={name}", why=why, hint="This engine verifies chains of tokens only.")
     return entry

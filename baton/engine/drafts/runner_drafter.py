@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.domain.ids import AttemptId
-from baton.engine.drafts.base import UNMADE, Proposal
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, Proposal
 
-MAX_MADE_TOKENS = 7
+MAX_DRAFT_MODEL_TOKENS = 7
 """Most drafts of a row and step. They are made one after another, and fewer and fewer of them are accepted."""
 
 
@@ -21,8 +21,8 @@ class RunnerDrafter:
         """See `Drafter.begin`."""
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
-        """See `Drafter.propose`: as many unmade drafts as are wanted."""
-        return Proposal((UNMADE,) * min(max_tokens, MAX_MADE_TOKENS))
+        """See `Drafter.propose`: placeholders for as many drafts as are wanted."""
+        return Proposal((DRAFT_PLACEHOLDER,) * min(max_tokens, MAX_DRAFT_MODEL_TOKENS))
 
     def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
         """See `Drafter.accepted`."""

@@ -189,7 +189,9 @@ class TierController:
     def on_evict(self, key: PageKey) -> None:
         """See `LowerTier`. A copy needs that of the page before it: copies those, too, the first one first."""
         self._fresh.discard(key)  # whoever reads it next, it is no page of this read any more
-        if self._write is not TierWrite.BACK or self._now < self._rests_until or not self._may_write():
+        most = max(1, WRITE_BACK_BYTES // self._memory.page_bytes)
+        is_over = self._num_written_back >= most or not self._may_write()
+        if self._write is not TierWrite.BACK or self._now < self._rests_until or is_over:
             return
         chain: list[PageKey] = []
         above: PageKey | None = key
@@ -198,7 +200,6 @@ class TierController:
                 return  # it could not keep them all; the first ones come when they are evicted themselves
             chain.append(above)
             above = self._cache.parent_of(above)
-        most = max(1, WRITE_BACK_BYTES // self._memory.page_bytes)
         for one in reversed(chain):
             if self._num_written_back >= most or not self._may_write() or not self._copy(one, above):
                 return

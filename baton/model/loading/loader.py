@@ -71,7 +71,7 @@ class DecoderChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that passed the self-check. `geometry`: of its pages; `draft`: in their draft layers; `tower`: images"""
+    """A model that passed the self-check. `geometry`: of its pages; `draft`: model of their draft layers."""
 
     config: ModelConfig
     geometry: KVGeometry
@@ -101,11 +101,12 @@ class LoadedModel:
         return NO_KERNELS if self.device == "cpu" else self.device
 
     def with_int8_pages(self) -> LoadedModel:
-        """The same model over pages of int8. Raises `UnsupportedModel` where its layers have none."""
+        """This model over pages of int8, its bits unchecked. Raises `UnsupportedModel` if it has none."""
         try:
-            return replace(self, geometry=self.geometry.quantized())
+            geometry = self.geometry.quantized()
         except ValueError as error:
             raise UnsupportedModel(f"no pages of int8: {error}. Use --kv-dtype auto") from error
+        return replace(self, geometry=geometry, report=replace(self.report, verification=None))
 
     def decoder(self, storage: PageStorage) -> Decoder:
         """A decoder over `storage`. Raises `ValueError` for another geometry."""

@@ -80,7 +80,8 @@ def loader_sources(package: Path = PACKAGE) -> str:
     """Digest of the code that loads and packs, which changes between releases, and in a checkout without one."""
     digest = xxhash.xxh3_128()
     for path in sorted(package.rglob("*.py")):
-        digest.update(path.read_bytes())
+        source = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 

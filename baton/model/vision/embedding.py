@@ -17,11 +17,6 @@ class MediaEmbedding:
     rows: torch.Tensor
     deep: tuple[torch.Tensor, ...] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.rows, *self.deep))
-
 
 @dataclass(frozen=True, slots=True)
 class Embeds:

@@ -40,10 +40,6 @@ class VisionTower:
         parts = zip(*(tensor.split(list(num_rows)) for tensor in (rows, *deep)), strict=True)
         return [MediaEmbedding(own, tuple(more)) for own, *more in parts]
 
-    def parameters(self) -> list[torch.Tensor]:
-        """The weights."""
-        return list(self._model.parameters())
-
 
 def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Rows of all images, [rows, hidden_size]."""

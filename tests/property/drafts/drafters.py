@@ -7,7 +7,7 @@ from random import Random
 
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Row
-from baton.engine.drafts.base import UNMADE, Proposal
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, Proposal
 
 RightTokens = Callable[[AttemptId], Sequence[int]]
 """Prompt and output of an attempt, and what the model alone would go on with behind its end."""
@@ -84,14 +84,14 @@ class MadeDrafter(AdversarialDrafter):
         self, right: RightTokens, vocab_size: int, seed: int = 0, kinds: Sequence[str] = AdversarialDrafter.KINDS
     ) -> None:
         super().__init__(right, vocab_size, seed, kinds)
-        self._unmade: dict[AttemptId, tuple[int, ...]] = {}
+        self._held_back: dict[AttemptId, tuple[int, ...]] = {}
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
-        self._unmade[id] = super().propose(id, max_tokens).tokens[:max_tokens]
-        return Proposal((UNMADE,) * len(self._unmade[id]))
+        self._held_back[id] = super().propose(id, max_tokens).tokens[:max_tokens]
+        return Proposal((DRAFT_PLACEHOLDER,) * len(self._held_back[id]))
 
     def make(self, row: Row) -> tuple[int, ...]:
         """The `make_drafts` of a `FakeRunner`."""
         assert row.wanted is not None
         assert row.wanted.request.id == row.id
-        return self._unmade[row.id][: row.wanted.count]
+        return self._held_back[row.id][: row.wanted.count]

@@ -1,4 +1,4 @@
-"""State machine of decode's side: import policy, imports, scheduler and host tier. Prefill is scripted."""
+"""State machine of decode's side: import policy, imports, scheduler and swap space. Prefill is scripted."""
 
 from __future__ import annotations
 

@@ -53,11 +53,8 @@ async def test_a_session_that_is_lost_ends_a_handshake_that_hangs():
     await wire.close()
 
 
-async def test_a_listener_that_closes_within_a_handshake_opens_no_session():
-    wire = MemoryWire()
-    listener = SessionListener(OPEN_CLUSTER, LISTENER, SessionLimits(), Owner)
-    wire.listen(ADDRESS, listener.serve)
-    connection = await wire.connect(ADDRESS, LISTENER)
+def handshake_of(connection: int) -> DiallerHandshake:
+    """The dialler's side of a connection of one session, by hand."""
     hello = pb.Hello(
         protocol_version=PROTOCOL_VERSION,
         role=pb.SESSION_ROLE_ROUTER,
@@ -65,16 +62,54 @@ async def test_a_listener_that_closes_within_a_handshake_opens_no_session():
         incarnation=ROUTER,
         listener_incarnation=LISTENER,
         session_id=1,
-        connection=1,
+        connection=connection,
         nonce=bytes(NONCE_BYTES),
     )
-    handshake = DiallerHandshake(session_keys(OPEN_CLUSTER)[0], hello)
+    return DiallerHandshake(session_keys(OPEN_CLUSTER)[0], hello)
+
+
+async def challenged(wire: MemoryWire, handshake: DiallerHandshake) -> tuple[WireConnection, pb.SessionMessage]:
+    """A connection whose `Hello` was answered, and the proof that it owes."""
+    connection = await wire.connect(ADDRESS, LISTENER)
     await connection.send(handshake.hello())
+    challenge = await connection.receive()
+    assert challenge is not None
+    return connection, handshake.on_challenge(challenge).proof
+
+
+async def test_a_listener_that_closes_within_a_handshake_opens_no_session():
+    wire = MemoryWire()
+    listener = SessionListener(OPEN_CLUSTER, LISTENER, SessionLimits(), Owner)
+    wire.listen(ADDRESS, listener.serve)
     async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-        challenge = await connection.receive()
-        assert challenge is not None
+        connection, proof = await challenged(wire, handshake_of(1))
         listener.close()
-        await connection.send(handshake.on_challenge(challenge).proof)
+        await connection.send(proof)
         assert await connection.receive() is None
     assert listener.num_sessions == 0
+    await wire.close()
+
+
+async def test_a_listener_that_leaves_within_a_handshake_refuses_it():
+    """A router dials again while its earlier connection still counts as open; the worker leaves between."""
+    wire, outcomes = MemoryWire(), asyncio.Queue[BaseException | None]()
+    listener = SessionListener(OPEN_CLUSTER, LISTENER, SessionLimits(leave_s=2 * HANDSHAKE_TIMEOUT_S), Owner)
+
+    async def serve(connection: WireConnection) -> None:
+        (outcome,) = await asyncio.gather(listener.serve(connection), return_exceptions=True)
+        outcomes.put_nowait(outcome)
+
+    wire.listen(ADDRESS, serve)
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        first, proof = await challenged(wire, handshake_of(1))
+        await first.send(proof)
+        assert await first.receive() is not None, "it is open"
+        second, proof = await challenged(wire, handshake_of(2))
+        leaves = asyncio.create_task(listener.leave("the worker leaves"))
+        await asyncio.sleep(0)
+        await second.send(proof)
+        assert await second.receive() is None
+        first.close()
+        await leaves
+        assert [await outcomes.get(), await outcomes.get()] == [None, None]
     await wire.close()

@@ -193,7 +193,7 @@ BATON_API int64_t baton_suffix_append(void* index, const int32_t* tokens, int64_
     return 0;
 }
 
-// `cursor`: state and length, which it moves over `n` tokens, and the end of an occurrence of what matches then.
+// `found`: length and end of an occurrence of the longest suffix of `tokens` that is in the index.
 BATON_API void baton_suffix_match(const void* index, const int32_t* tokens, int64_t n, int64_t* found) {
     static_cast<const SuffixAutomaton*>(index)->match(tokens, n, found);
 }

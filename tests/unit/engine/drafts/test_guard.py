@@ -76,6 +76,15 @@ def test_a_proposal_is_cut_to_what_a_step_can_verify(proposed: tuple, kept: tupl
     assert reasons == []
 
 
+@pytest.mark.parametrize(
+    ("proposed", "kept"),
+    [((-1,) * 3, (-1,) * 3), ((-1,) * 6, (-1,) * 4), ((-1, 2), ()), ((2, -1), (2,)), ((-2,), ()), ((), ())],
+)
+def test_placeholders_pass_where_the_runner_makes_drafts(proposed: tuple[int, ...], kept: tuple[int, ...]):
+    drafter = GuardedDrafter(ScriptedDrafter(tokens=proposed), VOCAB_SIZE, pytest.fail, allows_placeholders=True)
+    assert drafter.propose(ID, 4) == Proposal(kept, 2)
+
+
 @pytest.mark.parametrize("call", ["begin", "propose", "accepted", "end"])
 def test_a_drafter_that_raises_is_turned_off(call: str):
     broken = ScriptedDrafter(tokens=(1,), error=ValueError("no"))

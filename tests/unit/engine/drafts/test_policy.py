@@ -7,9 +7,9 @@ import pytest
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.domain.timing.step_time import StepShape
-from baton.engine.drafts.base import UNMADE
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 from baton.engine.drafts.policy import DraftLimits, DraftPolicy, DraftSkipReason
-from baton.engine.drafts.runner_drafter import MAX_MADE_TOKENS, RunnerDrafter
+from baton.engine.drafts.runner_drafter import MAX_DRAFT_MODEL_TOKENS, RunnerDrafter
 from baton.kv.pages import Hold, PagePool
 
 PAGE_SIZE, NUM_PAGES = 4, 8
@@ -43,17 +43,17 @@ def planned(num_free: int, num_spare: int, num_slots: int, max_tokens: int = 20)
         (1, 5, PAGE_SIZE, PAGE_SIZE),  # one more page
         (5, 0, PAGE_SIZE, 0),  # running rows want what is free
         (5, 5, PAGE_SIZE + 2, 2 + PAGE_SIZE),
-        (5, 5, 3 * PAGE_SIZE, MAX_MADE_TOKENS),
+        (5, 5, 3 * PAGE_SIZE, MAX_DRAFT_MODEL_TOKENS),
     ],
 )
 def test_drafts_evict_no_page(num_free: int, num_spare: int, num_slots: int, num_drafts: int) -> None:
     drafts, policy = planned(num_free, num_spare, num_slots)
-    assert drafts == (UNMADE,) * num_drafts
+    assert drafts == (DRAFT_PLACEHOLDER,) * num_drafts
     assert policy.totals.skipped[DraftSkipReason.PAGES] == int(num_drafts == 0)
 
 
 def test_no_draft_is_made_behind_the_last_token() -> None:
-    assert planned(5, 5, 3 * PAGE_SIZE, max_tokens=3)[0] == (UNMADE,) * 2
+    assert planned(5, 5, 3 * PAGE_SIZE, max_tokens=3)[0] == (DRAFT_PLACEHOLDER,) * 2
     drafts, policy = planned(5, 5, 3 * PAGE_SIZE, max_tokens=1)
     assert not drafts
     assert policy.totals.skipped[DraftSkipReason.LIMIT] == 1

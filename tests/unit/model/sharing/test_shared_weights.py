@@ -126,6 +126,7 @@ def test_every_format_of_weights_is_shared(options: LoadOptions, llama: Path, wo
     assert second.report.quantization == private.report.quantization
     assert second.report.check == private.report.check
     assert second.report.verification is check_bits(private)
+    assert second.with_int8_pages().report.verification is None, "they were checked over other pages"
     assert second.geometry == private.geometry
     assert second.layers == private.layers
 

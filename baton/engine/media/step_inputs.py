@@ -55,7 +55,7 @@ def step_embeds(rows: Sequence[Row], source: EmbeddingSource | None, device: tor
             raise Broken(f"no embedding of media {span.identity.hex()} where a step needs it")
         places.extend(range(place, place + last - first))
         rows_of_item = slice(span.first_row + first - span.first, span.first_row + last - span.first)
-        parts.append(MediaEmbedding(item.rows[rows_of_item], tuple(rows[rows_of_item] for rows in item.deep)))
+        parts.append(MediaEmbedding(item.rows[rows_of_item], tuple(layer[rows_of_item] for layer in item.deep)))
     if not parts:
         return None
     deep = zip(*(part.deep for part in parts), strict=True)

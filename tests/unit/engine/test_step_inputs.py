@@ -9,7 +9,7 @@ from baton.domain.errors import Broken
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.domain.media.span import MediaGrid, MediaSpan
 from baton.engine.batch import Row
-from baton.engine.media.step_rows import step_embeds, step_positions
+from baton.engine.media.step_inputs import step_embeds, step_positions
 from baton.model.vision.embedding import MediaEmbedding
 
 RED, BLUE = b"r" * 16, b"b" * 16
