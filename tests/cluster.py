@@ -20,7 +20,7 @@ from typing import Any, Self
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from chaos.testbed import fork_server
 from tests.lateness import Late
 from tests.redis_server import running_redis

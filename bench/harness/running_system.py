@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from baton.settings.process import child_environment
 
 START_S = 600.0

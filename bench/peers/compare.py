@@ -27,7 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from baton.settings.process import usable_cores
 from bench.harness.model_shapes import SHAPES
 from bench.harness.probes import MemcpyProbe

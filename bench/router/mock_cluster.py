@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ import grpc
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord
 from baton.rpc.gen import decode_pb2
 from baton.services.cli.processes.local_redis import LocalRedis
+from baton.services.cli.processes.ports import free_ports
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
@@ -164,8 +164,7 @@ def running_router(
     redis_url: str, more_flags: Sequence[str] = (), tree: Path | None = None
 ) -> Iterator[tuple[str, int]]:
     """Runs the real router from the command line; yields its URL and process id. `tree`: the checkout that it is of."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     ports = ["--port", str(port), "--metrics-port", "0"]
     flags = [*ports, "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
     command = [sys.executable, "-m", "baton.services.cli.main", "serve", "router", *flags, *more_flags]

@@ -21,8 +21,8 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
-from baton.services.cli.plan import free_ports
 from baton.services.cli.processes.local_redis import LocalRedis
+from baton.services.cli.processes.ports import free_ports
 from baton.store.connect import connect
 from baton.store.store import StateStore
 from chaos.testbed.clocks import ClockController

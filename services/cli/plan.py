@@ -5,7 +5,6 @@ Called by `baton.services.cli.up`.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import sys
@@ -16,12 +15,12 @@ from typing import Any
 
 from baton.services.cli.forwarded_flags import SERVICES, as_words, flags_for
 from baton.services.cli.key import OwnKeys
+from baton.services.cli.processes.ports import LOCALHOST, free_ports
 from baton.services.cli.processes.supervisor import ChildCommand
 from baton.services.cli.settings import UpSettings
 from baton.settings.core_plan import MAX_WORKERS, CorePlan
 from baton.settings.process import thread_variables
 
-LOCALHOST = "127.0.0.1"
 MAX_DEFAULT_THREADS = 4
 
 
@@ -117,15 +116,6 @@ def _roles(settings: UpSettings) -> dict[str, str]:
     return {f"{role}-{number}": role for role, count in counts.items() for number in range(count)}
 
 
-def free_ports(count: int) -> list[int]:
-    """Different ports that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOCALHOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 def callable_host(host: str) -> str:
     """An address that reaches a server listening on `host`."""
     return LOCALHOST if host in {"0.0.0.0", "::", ""} else host
@@ -133,7 +123,9 @@ def callable_host(host: str) -> str:
 
 def _choose_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises `OSError` for a busy port, before any process is started."""
-    with socket.create_server((callable_host(host), 0)) if port == 0 else _listening(host, port) as probe:
+    if port == 0:
+        return free_ports(1)[0]
+    with _listening(host, port) as probe:
         return int(probe.getsockname()[1])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.bundled import MODEL_DIR
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from tests.compose.engine import ComposeProject, DockerFailed, missing_docker
 from tests.compose.load import Expected
 from tests.compose.steps import STEPS, ComposeTest

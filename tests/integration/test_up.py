@@ -15,7 +15,7 @@ from typing import IO
 import httpx2
 import pytest
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from tests.cluster import START_TIMEOUT_S, eventually
 
 pytestmark = pytest.mark.integration

@@ -11,8 +11,8 @@ from typing import cast
 import httpx2
 import pytest
 
-from baton.services.cli.plan import free_ports
 from baton.services.cli.processes.local_redis import LocalRedis
+from baton.services.cli.processes.ports import free_ports
 from tests.cluster import Cluster, eventually, is_ready, plain_client
 from tests.redis_server import running_redis
 

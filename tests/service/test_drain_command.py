@@ -17,7 +17,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.gen import worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.services.cli.main import run
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from baton.services.cli.settings import COMMANDS
 from baton.settings.base import known_variables
 from baton.store.connect import connect

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from baton.kv.keys import page_keys
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from baton.worker.kv_events.wire import block_hash
 from tests.cluster import Cluster, eventually
 

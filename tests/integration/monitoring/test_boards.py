@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from tests.cluster import Cluster, eventually
 from tests.lateness import Late
 

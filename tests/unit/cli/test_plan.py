@@ -11,7 +11,7 @@ import pytest
 from baton.services.cli import serve
 from baton.services.cli.forwarded_flags import DECIDED, SERVICES
 from baton.services.cli.main import build_app, run
-from baton.services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, plan_cores, share_cores
+from baton.services.cli.plan import SharedFlags, callable_host, make_plan, plan_cores, share_cores
 from baton.services.cli.settings import UpSettings
 from baton.services.decode.settings import DecodeSettings
 from baton.settings.groups import ServiceSettings
@@ -179,12 +179,6 @@ def test_the_file_of_the_lease_reaches_the_workers_and_no_router(served):
     found = dict(served.values())
     assert found["prefill"].core_lease_file == found["decode"].core_lease_file == Path("/tmp/cores")
     assert "core_lease_file" not in type(found["router"]).model_fields
-
-
-def test_free_ports_differ():
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert all(1024 <= port <= 65535 for port in ports)
 
 
 def test_a_wildcard_interface_is_reached_by_loopback():

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from baton.services.cli import up as up_module
 from baton.services.cli.errors import StartFailed
-from baton.services.cli.plan import LaunchPlan, free_ports
+from baton.services.cli.plan import LaunchPlan
+from baton.services.cli.processes.ports import free_ports
 from baton.services.cli.processes.supervisor import Child, ChildCommand, Supervisor
 from baton.services.cli.settings import UpSettings
 from baton.services.cli.up import run_plan

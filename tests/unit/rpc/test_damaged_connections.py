@@ -17,7 +17,7 @@ from baton.rpc.channel import may_be_damaged
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 
 DEADLINE_S = 15.0
 WORKER = Incarnation(11)

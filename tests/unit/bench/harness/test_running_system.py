@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from bench.harness.running_system import running_server
 
 

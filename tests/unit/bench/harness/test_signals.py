@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from bench.harness.signals import EXIT_INTERRUPTED
 from bench.report import load_result
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from baton.services.cli.bench.results.records import Delivery, RequestRow
-from baton.services.cli.plan import free_ports
+from baton.services.cli.processes.ports import free_ports
 from bench.harness.model_shapes import ModelShape
 from bench.harness.random_models import save_random_model
 from bench.harness.rotations import Block, rotate_exclusive

@@ -14,6 +14,7 @@ from baton.services.cli.doctor import command, ports, probes
 from baton.services.cli.doctor.probes import ProbeAnswer
 from baton.services.cli.doctor.results import CheckStatus
 from baton.services.cli.main import run
+from baton.services.cli.processes.ports import free_ports
 from baton.services.cli.settings import COMMANDS
 from baton.settings.base import known_variables
 from baton.store.connect import connect
@@ -39,17 +40,12 @@ def quick_probes(monkeypatch):
     monkeypatch.setattr(probes, "ask_loopback", loopback)
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
-
-
 def checks(out: str) -> dict[str, dict[str, str]]:
     return {check["name"]: check for check in json.loads(out)["checks"]}
 
 
 def test_json_has_every_check_and_the_exit_code_follows(capsys, monkeypatch):
-    assert run(["doctor", "--json", "--port", free_port(), "--model", "bundled"]) == 0
+    assert run(["doctor", "--json", "--port", str(free_ports(1)[0]), "--model", "bundled"]) == 0
     names = set(checks(capsys.readouterr().out))
     assert names >= {"python", "packages", "cpu", "memory", "rdma", "memlock", "huge pages", "kernels", "gpu", "model"}
     assert names >= {"nixl loopback", "redis"}
@@ -71,7 +67,7 @@ def test_a_busy_default_of_a_worker_is_a_warning():
 
 
 def test_a_missing_model_fails_with_the_choices(capsys, tmp_path):
-    assert run(["doctor", "--json", "--port", free_port(), "--model", str(tmp_path)]) == 1
+    assert run(["doctor", "--json", "--port", str(free_ports(1)[0]), "--model", str(tmp_path)]) == 1
     model = checks(capsys.readouterr().out)["model"]
     assert "has no config.json" in model["found"]
     assert "Give 'bundled'" in model["fix"]
@@ -79,14 +75,14 @@ def test_a_missing_model_fails_with_the_choices(capsys, tmp_path):
 
 def test_without_any_redis_it_says_how_to_get_one(capsys, monkeypatch):
     monkeypatch.setattr(command, "find_server", lambda: None)
-    assert run(["doctor", "--json", "--port", free_port()]) == 1
+    assert run(["doctor", "--json", "--port", str(free_ports(1)[0])]) == 1
     redis = checks(capsys.readouterr().out)["redis"]
     assert redis["status"] == "fail"
     assert "apt install redis-server" in redis["fix"]
 
 
 def test_a_redis_that_is_away_fails(capsys):
-    assert run(["doctor", "--json", "--port", free_port(), "--redis-url", "redis://127.0.0.1:1/0"]) == 1
+    assert run(["doctor", "--json", "--port", str(free_ports(1)[0]), "--redis-url", "redis://127.0.0.1:1/0"]) == 1
     assert checks(capsys.readouterr().out)["redis"]["status"] == "fail"
 
 
@@ -95,7 +91,7 @@ def test_a_check_that_fails_itself_does_not_end_the_others(capsys, monkeypatch):
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(probes, "ask_engine", broken)
-    assert run(["doctor", "--json", "--port", free_port()]) == 1
+    assert run(["doctor", "--json", "--port", str(free_ports(1)[0])]) == 1
     found = checks(capsys.readouterr().out)
     assert found["check of engine"]["found"] == "ZeroDivisionError: oh"
     assert "nixl loopback" in found
@@ -115,7 +111,7 @@ async def _announce(url: str, *ids: str) -> None:
 def test_registered_workers_are_compared(capsys):
     with running_redis() as redis:
         asyncio.run(_announce(redis.url, "prefill-0", "decode-0"))
-        assert run(["doctor", "--json", "--port", free_port(), "--redis-url", redis.url]) == 1
+        assert run(["doctor", "--json", "--port", str(free_ports(1)[0]), "--redis-url", redis.url]) == 1
     found = checks(capsys.readouterr().out)
     assert found["same model"]["status"] == "ok"
     assert "print of decode on decode-0" in found["same fingerprint"]["found"]
