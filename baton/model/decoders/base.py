@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from baton.model.attention.base import StepMetadata
+from baton.model.decoders.capture import HiddenCapture
 from baton.model.vision.embedding import Embeds
 
 
@@ -50,11 +51,12 @@ class Decoder(Protocol):
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
         embeds: Embeds | None = None,
+        capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         """Returns logits [len(keep), vocab_size] after the tokens at indices `keep` of the flat [tokens] tensors.
 
         `positions` is [tokens], or [3, tokens] where tokens of a model with three axes differ between them. `reader`
         gets logits of further tokens, before the return. `embeds`: rows in place of the embeddings of some tokens.
-        Afterwards the pages hold K and V of every token of the step.
+        `capture` gets hidden states of all tokens. Afterwards the pages hold K and V of every token of the step.
         """
         ...

@@ -20,6 +20,7 @@ from baton.domain.errors import Broken
 from baton.model.attention.base import AttentionBackend, Segment, StepMetadata
 from baton.model.attention.flashinfer_backend import FlashinferAttention
 from baton.model.decoders.base import Decoder, LogitsReader
+from baton.model.decoders.capture import HiddenCapture
 from baton.model.decoders.lean import LeanDecoder
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
@@ -126,12 +127,13 @@ class CudaGraphDecoder:
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
         embeds: Embeds | None = None,
+        capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`."""
         place = bisect.bisect_left(self.sizes, len(step.segments))
-        plain = step.is_decode_only and reader is None and embeds is None and positions.dim() == 1
+        plain = step.is_decode_only and reader is None and embeds is None and positions.dim() == 1 and capture is None
         if place == len(self.sizes) or not plain:
-            return self._decoder.forward(input_ids, positions, step, keep, reader, embeds)
+            return self._decoder.forward(input_ids, positions, step, keep, reader, embeds, capture)
         return self._graphs[place].forward(input_ids, positions, step).index_select(0, keep)
 
 

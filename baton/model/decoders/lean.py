@@ -16,6 +16,7 @@ from torch.nn.functional import embedding
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.attention.layers import ObservedLayer
 from baton.model.decoders.base import LogitsReader, read_in_parts
+from baton.model.decoders.capture import HiddenCapture
 from baton.model.decoders.lean_weights import ExpertFeedForward, GatedFeedForward, LeanModel
 from baton.model.decoders.ops import Ops, RopeTable
 from baton.model.decoders.rotary_axes import rows_by_axes
@@ -55,14 +56,15 @@ class LeanDecoder:
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
         embeds: Embeds | None = None,
+        capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`."""
         self.clear_partial_pages(step)
         self._backend.begin(step)
         if reader is None:
-            return self.compute(input_ids, positions, step, keep, embeds)
+            return self.compute(input_ids, positions, step, keep, embeds, capture)
         with torch.inference_mode():
-            hidden = self._hidden(input_ids, positions, step, torch.cat((keep, reader.places)), embeds)
+            hidden = self._hidden(input_ids, positions, step, torch.cat((keep, reader.places)), embeds, capture)
             read_in_parts(reader, hidden[len(keep) :], self._logits)
             return self._logits(hidden[: len(keep)])
 
@@ -78,10 +80,11 @@ class LeanDecoder:
         step: StepMetadata,
         keep: torch.Tensor,
         embeds: Embeds | None = None,
+        capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         """The last part of `forward`, after attention is planned. Reads the step's pages and slots, no segments."""
         with torch.inference_mode():
-            return self._logits(self._hidden(input_ids, positions, step, keep, embeds))
+            return self._logits(self._hidden(input_ids, positions, step, keep, embeds, capture))
 
     def with_backend(self, backend: AttentionBackend) -> LeanDecoder:
         """This decoder with another backend over its storage. Weights and tables are shared."""
@@ -106,8 +109,14 @@ class LeanDecoder:
         step: StepMetadata,
         keep: torch.Tensor,
         embeds: Embeds | None,
+        capture: HiddenCapture | None,
     ) -> torch.Tensor:
-        """Hidden states [len(keep), hidden_size], normalised for the head. The last feed-forward gets only `keep`."""
+        """Hidden states [len(keep), hidden_size], normalised for the head.
+
+        The last feed-forward gets only `keep`, unless all final states are captured.
+        """
+        taken = () if capture is None else capture.spec.after
+        takes_final = capture is not None and capture.spec.final
         ropes, positions = self._ropes_at(positions)
         layers = self._model.layers
         norms = [*(layer.attention_norm for layer in layers[1:]), self._model.norm]  # the norm after each layer
@@ -116,15 +125,20 @@ class LeanDecoder:
         deep = () if embeds is None else embeds.deep  # of fewer layers than there are
         hidden = self._ops.rms_norm(residual, layers[0].attention_norm, self._model.spec.eps)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+            if capture is not None and index in taken:
+                capture.add(residual.clone())
             query = self._rope_and_write_kv(index, layer.qkv(hidden), ropes[index], positions, step, query)
             seen = self._backend.attend(self._call(index, query)).flatten(1)  # [tokens, num_heads * head_dim]
-            if next_norm is self._model.norm:
+            if next_norm is self._model.norm and not takes_final:
                 seen, residual = seen[keep], residual[keep]
             hidden = self._add(layer.attention_out(seen), layer.attention_out_norm, residual, layer.feed_forward_norm)
             change = self._feed_forward(layer.feed_forward, hidden)
             if embeds is not None and index < len(deep):
                 residual.index_add_(0, embeds.places, deep[index].to(residual.dtype))
             hidden = self._add(change, layer.feed_forward_out_norm, residual, next_norm)
+        if capture is not None and takes_final:
+            capture.add(hidden)
+            hidden = hidden[keep]
         return hidden
 
     def _add(

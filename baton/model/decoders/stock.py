@@ -18,6 +18,7 @@ from baton.model.attention.base import AttentionBackend, StepMetadata
 from baton.model.attention.hf_hook import PagedHandler, use_handler
 from baton.model.attention.layers import ObservedLayer
 from baton.model.decoders.base import LogitsReader, read_in_parts
+from baton.model.decoders.capture import HiddenCapture
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
 from baton.model.vision.embedding import Embeds
@@ -48,6 +49,7 @@ class StockDecoder:
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
         embeds: Embeds | None = None,
+        capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`. Raises `Broken` if a layer was skipped."""
         if step.partial_pages.numel():
@@ -56,7 +58,11 @@ class StockDecoder:
         handler = PagedHandler(self._storage, self._backend, step)
         with use_handler(handler), torch.inference_mode():
             inputs = stock_inputs(self._model, input_ids, positions, embeds)
-            logits = self._logits(keep, inputs) if reader is None else self._read_logits(keep, inputs, reader)
+            if reader is None:
+                with _capturing(self._model.base_model, capture):
+                    logits = self._logits(keep, inputs)
+            else:
+                logits = self._read_logits(keep, inputs, reader, capture)
         if handler.num_calls != self._num_layers:
             raise Broken(f"{handler.num_calls} of {self._num_layers} layers attended")
         return logits
@@ -66,14 +72,17 @@ class StockDecoder:
         logits: torch.Tensor = self._model(**inputs, **wanted).logits[0]
         return logits if self._keeps_logits else logits[keep]
 
-    def _read_logits(self, keep: torch.Tensor, inputs: dict[str, Any], reader: LogitsReader) -> torch.Tensor:
+    def _read_logits(
+        self, keep: torch.Tensor, inputs: dict[str, Any], reader: LogitsReader, capture: HiddenCapture | None
+    ) -> torch.Tensor:
         """Runs the layers once and the model's own head on a few tokens at a time.
 
         What a family does behind the head (a soft cap, a scale) is part of its `forward`. So that runs for each part,
         with an output of the layers that is there already.
         """
         base: Any = self._model.base_model
-        output = base(**inputs)
+        with _capturing(base, capture):
+            output = base(**inputs)
         hidden = output.last_hidden_state[0]
 
         def head(rows: torch.Tensor) -> torch.Tensor:
@@ -95,3 +104,28 @@ def _replaced_forward(module: torch.nn.Module, output: object) -> Iterator[None]
         yield
     finally:
         del module.forward
+
+
+@contextmanager
+def _capturing(base: Any, capture: HiddenCapture | None) -> Iterator[None]:
+    """Inside the block a call of `base`, the model without its head, fills `capture`; None: nothing is hooked."""
+    if capture is None:
+        yield
+        return
+    taken = capture
+
+    def before_layer(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        taken.add(hidden[0].clone())
+
+    def after_all(_: object, __: object, output: Any) -> None:
+        taken.add(output.last_hidden_state[0])
+
+    hooks = [base.layers[index].register_forward_pre_hook(before_layer, with_kwargs=True) for index in taken.spec.after]
+    if taken.spec.final:
+        hooks.append(base.register_forward_hook(after_all))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

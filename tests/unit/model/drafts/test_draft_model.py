@@ -66,6 +66,7 @@ class CountingDecoder:
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
         embeds: object | None = None,
+        capture: object | None = None,
     ) -> torch.Tensor:
         assert step.partial_pages.numel() == 0, "the target's layers are in the same pages"
         self.calls.append((input_ids.tolist(), positions.tolist(), step.token_pages.tolist()))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.model.attention.base import StepMetadata
 from baton.model.decoders.base import Decoder, LogitsReader
+from baton.model.decoders.capture import HiddenCapture
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.config import DtypeChoice, read_config
 from baton.model.loading.hf_weights import load_vision_weights
@@ -113,11 +114,12 @@ class FaultyDecoder:
         keep: torch.Tensor,
         reader: LogitsReader | None = None,
         embeds: Embeds | None = None,
+        capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         given: dict[str, Any] = {"positions": positions, "embeds": embeds}
         if embeds is not None:
             self._change(given)
-        return self._decoder.forward(input_ids, given["positions"], step, keep, reader, given["embeds"])
+        return self._decoder.forward(input_ids, given["positions"], step, keep, reader, given["embeds"], capture)
 
 
 def flat_positions(given: dict[str, Any]) -> None:
