@@ -32,6 +32,8 @@ ROUTER_SEEDS = (2, 4, 8)
 """Last digits of the seeds that mostly fail routers: workers differ less in them."""
 GIVING_SHARE = 0.5
 """Of the scenarios with digests: those in which workers give cached pages to each other."""
+SESSIONS_SHARE = 0.5
+"""Of the scenarios: those in which decode's tokens come in sessions; in the others in calls."""
 MAX_RESTART_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
 
@@ -84,6 +86,7 @@ def generate_scenario(seed: int) -> Scenario:
         max_overtakes=order.choice([1, 64]),
         gives_pages=scenario.digests and Random(f"pages {seed}").random() < GIVING_SHARE,
         drafts=drafts,
+        sessions=Random(f"sessions {seed}").random() < SESSIONS_SHARE,
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )

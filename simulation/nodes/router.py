@@ -128,6 +128,8 @@ class SimRouter:
         await self._until_empty(CONFIG.drain_s)
         await self.host.stop(LAST_WORDS_S)
         await self._frontend.takeovers.close()
+        if self._workers.decode_sessions is not None:
+            await self._workers.decode_sessions.close()
         await self._until_empty(LAST_WORDS_S)
         await self.writer.flush(LAST_WORDS_S)
         await self._ownership.close()

@@ -25,7 +25,8 @@ REDIS_HOLD_S = 3.0
 CELLS = (
     Cell(RequestPhase.RESERVED, ClusterFault.DUPLICATE),
     Cell(RequestPhase.IMPORTING, ClusterFault.KILL_DECODE),
-    Cell(RequestPhase.PREFILLING, ClusterFault.HANG_UP),
+    Cell(RequestPhase.DECODING, ClusterFault.HANG_UP),
+    Cell(RequestPhase.DECODING, ClusterFault.PARTITION_ROUTER_DECODE),
     Cell(RequestPhase.SEALED, ClusterFault.FLIP_ONCE),
     Cell(RequestPhase.SEALED, ClusterFault.PARTITION_WORKERS),
     Cell(RequestPhase.DECODING, ClusterFault.FULL_REDIS),

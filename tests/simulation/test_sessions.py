@@ -1,39 +1,36 @@
-"""The same seeds with decode's tokens in sessions: no invariant breaks, and runs stay repeatable."""
+"""Half of all seeds have decode's tokens in sessions; here, that what sessions are for really happens in them.
+
+`test_seeds.py` checks the invariants of all seeds, and that a seed over sessions is the same run every time.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
-import pytest
-
-from simulation.report import describe
-from simulation.run import RunResult, run
+from simulation.run import run
 from simulation.scenario_generator import generate_scenario
-from simulation.shrink import shrink
 
-NUM_SEEDS = 40
-
-
-def run_in_sessions(seed: int) -> RunResult:
-    return run(replace(generate_scenario(seed), sessions=True))
+FAULTY_SEEDS = (14, 16, 28, 29, 44, 46, 53, 55)
+"""Seeds over sessions in which links break, workers are lost or processes leave."""
 
 
-@pytest.mark.slow
-def test_no_seed_breaks_an_invariant_over_sessions():
+def test_half_of_the_seeds_are_drawn_with_sessions():
+    num = sum(generate_scenario(seed).sessions for seed in range(200))
+    assert 80 < num < 120
+
+
+def test_sessions_carry_all_attempts_and_their_connections_break():
     texts: Counter[str] = Counter()
-    for seed in range(NUM_SEEDS):
-        result = run_in_sessions(seed)
-        if result.violation is not None:
-            pytest.fail(describe(shrink(result, run)))
+    for seed in FAULTY_SEEDS:
+        scenario = generate_scenario(seed)
+        assert scenario.sessions, seed
+        result = run(scenario)
+        assert result.violation is None
         for entry in result.trace.entries:
-            for text in ("Session -x", "log session_opened", "log session_ended", " Generate "):
+            for text in ("Session -x", "log session_opened", "state=lost", "state=closed", " Generate "):
                 texts[text] += text in entry.text
-    assert texts["Session -x"] > NUM_SEEDS // 4, "connections break"
-    assert texts["log session_ended"] > 10, "sessions are lost"
+    assert texts["log session_opened"] > 2 * len(FAULTY_SEEDS)
+    assert texts["Session -x"] > len(FAULTY_SEEDS), "connections break"
+    assert texts["state=lost"] > 3, "sessions are lost"
+    assert texts["state=closed"] > 3, "processes leave"
     assert texts[" Generate "] == 0, "no attempt has a call of its own"
-
-
-@pytest.mark.parametrize("seed", [3, 7])
-def test_a_seed_over_sessions_is_the_same_run_every_time(seed: int):
-    assert run_in_sessions(seed).trace.digest() == run_in_sessions(seed).trace.digest()
