@@ -109,6 +109,11 @@ class Transcript:
         self.end, self.code, self.ended_s = end, code, time.monotonic()
         self.updated.set()
 
+    def forget_answer(self) -> None:
+        """Drops what was received: the request is sent again as another call."""
+        self.events.clear()
+        self.call_id = self.last_event_id = ""
+
     @property
     def longest_gap_s(self) -> float:
         """The longest silence between request and end."""
@@ -171,10 +176,11 @@ class ChaosClient:
         await self._read(transcript, "POST", url + request.endpoint, {}, request.body(self._model))
 
     async def _resume(self, transcript: Transcript, url: str) -> None:
-        """Tries to resume once. A call that is not stored and has no events yet is sent again."""
+        """Tries to resume once. A call that was announced as not stored is sent again: only its router had it."""
         transcript.num_resumes += 1
         await asyncio.sleep(RETRY_INTERVAL_S)  # spares a router that is just starting
-        if not transcript.events and not transcript.stored:
+        if not transcript.stored:
+            transcript.forget_answer()
             await self._post(transcript, url)
             return
         headers = {"last-event-id": transcript.last_event_id} if transcript.last_event_id else {}

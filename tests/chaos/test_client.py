@@ -20,7 +20,9 @@ def event(number: int, token: int, finish: str | None = None) -> bytes:
     return f"id: call-1:{number}\ndata: {json.dumps({'id': 'call-1', 'choices': [choice]})}\n\n".encode()
 
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-baton-request-id: call-1\r\nconnection: close\r\n\r\n"
+LINES = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-baton-request-id: call-1\r\nconnection: close\r\n"
+HEAD = LINES + b"x-baton-durable-scope: router\r\n\r\n"
+UNSTORED_HEAD = LINES + b"\r\n"
 DONE = b"data: [DONE]\n\n"
 REFUSAL = json.dumps({"error": {"message": "", "type": "", "param": None, "code": "no_workers"}}).encode()
 UNKNOWN = b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(REFUSAL), REFUSAL)
@@ -85,6 +87,16 @@ async def test_a_broken_stream_is_resumed_elsewhere_after_the_last_event(client:
     resumption = second.requests[1].lower()
     assert resumption.startswith("get /v1/requests/call-1/stream ")
     assert "last-event-id: call-1:2\r\n" in resumption
+
+
+async def test_an_answer_that_no_store_has_is_asked_for_again(client: ChaosClient) -> None:
+    """Its router was lost: no other one can resume it, so its client would wait for ever."""
+    whole = HEAD + event(1, 5) + event(2, 6) + event(3, 7, "length") + DONE
+    async with Router(UNSTORED_HEAD + event(1, 5) + event(2, 6), b"") as first, Router(whole) as second:
+        transcript = await client.ask(REQUEST, [first.url, second.url])
+    assert (transcript.end, transcript.num_tokens(), transcript.num_resumes) == (StreamEnd.DONE, 3, 1)
+    assert [e.tokens for e in transcript.events] == [(5,), (6,), (7,)]
+    assert second.requests[0].startswith("POST ")
 
 
 async def test_a_broken_stream_with_nowhere_to_go_is_lost(client: ChaosClient) -> None:
