@@ -16,6 +16,7 @@
     |  |- IntegrityFailure    integrity_failure    bytes did not match their digest
     |  |- Superseded          superseded           a newer attempt exists
     |  |- SentBack            sent_back            preempted and no host memory left
+    |  |- NeedMedia            need_media           images of the prompt are not held
     |  `- ModelReplaced       model_replaced       503, no worker left with the model that began: send it again
     |- Cancelled              cancelled            the client disconnected
     |- DeadlineExceeded       deadline_exceeded    504
@@ -185,6 +186,16 @@ class SentBack(Interrupted):
     """A row was preempted and host memory was full."""
 
     code = "sent_back"
+
+
+class NeedMedia(Interrupted):
+    """The worker does not hold images of the prompt that it needs. `identities`: theirs, each once."""
+
+    code = "need_media"
+
+    def __init__(self, message: str, identities: tuple[bytes, ...] = ()) -> None:
+        super().__init__(message)
+        self.identities = identities
 
 
 class ModelReplaced(Interrupted):

@@ -21,6 +21,10 @@ NO_KERNELS = "none"
 """`kernels` of a worker on a CPU whose native kernels could not be used."""
 
 
+TEXT, IMAGE = "text", "image"
+"""Modalities. A prefill worker with `IMAGE` encodes images; a decode worker with it takes sequences with spans."""
+
+
 class WorkerRole(enum.Enum):
     """Role of a worker process."""
 
@@ -128,6 +132,8 @@ class WorkerRecord:
     link.
     `capabilities`: fields of requests that it honours and that workers of an earlier version would ignore.
     `kernels`: level of the native kernels in use, `NO_KERNELS`, or the device that needs none; "": not told.
+    `modalities`: of prompts that it serves. `processor`: digest of the image processor that a prefill worker encodes
+    with; `vision`: fingerprint of the embeddings; both "" without a vision tower.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
@@ -152,6 +158,9 @@ class WorkerRecord:
     broken_links: tuple[BrokenLink, ...] = ()
     capabilities: tuple[str, ...] = ()
     kernels: str = ""
+    modalities: tuple[str, ...] = (TEXT,)
+    processor: str = ""
+    vision: str = ""
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

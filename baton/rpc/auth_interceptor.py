@@ -35,6 +35,10 @@ SESSION_METHOD = "/baton.v1.Session/Connect"
 """A call that is a stream of requests. Its token covers no request: a stranger's first byte is not read, and both ends
 prove themselves again before the first frame."""
 
+UPLOAD_METHODS = frozenset({"/baton.v1.Prefill/PutMedia"})
+"""Calls that are a stream of requests, whose token covers the first one. It names a digest of all that follows, and the
+servicer bounds and checks that."""
+
 HEALTH_METHODS = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch"))
 
 _REASONS = {
@@ -108,7 +112,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             if handler is None:  # not cached: names of missing methods are unbounded
                 return None
             reflects = self._rules.open and method == REFLECTION_METHOD
-            if handler.request_streaming and method != SESSION_METHOD and not reflects:
+            if handler.request_streaming and method not in (SESSION_METHOD, *UPLOAD_METHODS) and not reflects:
                 raise NotImplementedError(f"{method}: a stream of requests cannot carry call tokens")
             self._handlers[method] = handler
         if method in HEALTH_METHODS:
@@ -116,6 +120,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         token = self._admit(method, details.invocation_metadata or ())
         if isinstance(token, Fault):
             return self._refusal(token, method)
+        if method in UPLOAD_METHODS:
+            return self._guard_upload(method, handler, token)
         if handler.request_streaming:
             return handler  # of a session all that follows is tagged, from the handshake on
         return self._guard(method, handler, token)
@@ -171,6 +177,24 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
+
+    def _guard_upload(self, method: str, handler: Any, token: CallToken | None) -> Any:
+        """Wraps `handler` so that it gets the requests of a stream one by one, the first one checked."""
+
+        async def requests(bodies: AsyncIterable[bytes], context: Context) -> AsyncGenerator[Any, None]:
+            unchecked = token
+            async for body in bodies:
+                yield await self._read(method, handler, body, unchecked, context)
+                unchecked = None
+
+        async def upload(bodies: AsyncIterable[bytes], context: Context) -> Any:
+            try:
+                async with aclosing(requests(bodies, context)) as parsed:
+                    return await handler.stream_unary(parsed, context)
+            except BatonError as error:
+                await codec.abort(context, error)
+
+        return grpc.stream_unary_rpc_method_handler(upload, None, handler.response_serializer)
 
     async def _read(self, method: str, handler: Any, body: bytes, token: CallToken | None, context: Context) -> Any:
         """The parsed request. Aborts the call or raises `BatonError` for a request that is not served."""

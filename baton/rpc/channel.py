@@ -7,7 +7,7 @@ serialisation gives the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -22,6 +22,9 @@ from baton.rpc.request_metadata import Metadata
 Options = Sequence[tuple[str, Any]]
 AnyChannel = TypeVar("AnyChannel", grpc.aio.Channel, grpc.Channel)
 
+
+GO_AHEAD = "baton-go-ahead"
+"""Key of the initial metadata with which a worker asks for the rest of a stream of requests."""
 
 # Workers send these without a code of ours, for pages that they cannot serve. UNAVAILABLE: gRPC reconnects by itself.
 _MEANT_WITHOUT_CODE = (
@@ -58,6 +61,11 @@ def may_be_damaged(failed: FailedCall, *, out_of_time: bool) -> bool:
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return not out_of_time
     return status not in _MEANT_WITHOUT_CODE
+
+
+async def send_go_ahead(context: Any) -> None:
+    """Asks the caller of a servicer's `context` for the rest of its requests."""
+    await context.send_initial_metadata(((GO_AHEAD, "1"),))
 
 
 def open_channel(address: str, trust: ClusterTrust, options: Options) -> grpc.aio.Channel:
@@ -114,6 +122,36 @@ class AuthenticatedChannel:
         """As in `grpc.Channel`; the result is called with a request."""
         call = self._channel.unary_stream(method, None, response_deserializer, **options)
         return self._with_token(method, request_serializer, call)
+
+    def stream_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
+    ) -> Callable[..., Any]:
+        """As in `grpc.aio.Channel`; the result is called with an iterable of requests. The token covers the first one.
+
+        The others are sent once the worker has said that it wants them: a call that ends while its caller still writes
+        would lose its status.
+        """
+        call = self._channel.stream_unary(method, None, response_deserializer, **options)
+
+        def start(
+            requests: Iterable[Any], timeout: float | None = None, metadata: Metadata = (), **options: Any
+        ) -> Any:
+            bodies = iter(requests) if request_serializer is None else map(request_serializer, requests)
+            first = next(bodies)
+            token = (CALL_TOKEN_METADATA_KEY, self._issuer.issue(method, first))
+
+            async def after_go_ahead() -> AsyncGenerator[bytes, None]:
+                yield first
+                if GO_AHEAD not in dict(await started.initial_metadata()):
+                    await started.code()
+                    return
+                for body in bodies:
+                    yield body
+
+            started = call(after_go_ahead(), timeout=timeout, metadata=(token, *metadata), **options)
+            return started
+
+        return start
 
     def _with_token(
         self, method: str, serialise: Callable[[Any], bytes] | None, call: Callable[..., Any]

@@ -27,6 +27,7 @@ from baton.domain.errors import (
     InvalidRequest,
     LinkBroken,
     ModelNotFound,
+    NeedMedia,
     NoWorkers,
     Overloaded,
     PageVerdict,
@@ -329,6 +330,8 @@ def encode_failure(error: BatonError) -> pb.Failure:
         failure.seen.CopyFrom(encode_id(error.seen))
     if isinstance(error, IntegrityFailure):
         failure.verdict = encode_verdict(error.verdict)
+    if isinstance(error, NeedMedia):
+        failure.need_media.extend(error.identities)
     return failure
 
 
@@ -339,6 +342,8 @@ def decode_failure(message: pb.Failure) -> BatonError:
         error.seen = decode_id(message.seen)
     if isinstance(error, IntegrityFailure):
         error.verdict = decode_verdict(message.verdict)
+    if isinstance(error, NeedMedia):
+        error.identities = tuple(message.need_media)
     return error
 
 

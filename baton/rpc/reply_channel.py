@@ -51,6 +51,13 @@ class ReplyChannel:
         call = self._channel.unary_stream(method, request_serializer, _reader(response_deserializer), **options)
         return partial(self._start, ReplyStream, call)
 
+    def stream_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
+    ) -> Callable[..., Any]:
+        """As in `grpc.aio.Channel`; the result is called with an iterable of requests."""
+        call = self._channel.stream_unary(method, request_serializer, _reader(response_deserializer), **options)
+        return partial(self._start, UnaryReply, call)
+
     def _start(
         self,
         kind: Callable[[Any, _FailureCheck], Any],

@@ -5,12 +5,12 @@ Runs in the asyncio loop. Commands go to the engine's mailbox, events come back 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import asdict
 
 import grpc
 
-from baton.domain.errors import BatonError, DeadlineExceeded, Draining, Overloaded
+from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
 from baton.engine.handoff.export_events import Seal
@@ -91,6 +91,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         """See prefill.proto."""
         self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
+
+    async def PutMedia(
+        self,
+        requests: AsyncIterator[prefill_pb2.PutMediaRequest],
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> prefill_pb2.PutMediaResponse:
+        """See prefill.proto. No worker has a vision tower yet."""
+        raise InvalidRequest("images are not served by this worker, only text is", param="media")
 
     async def _stream_events(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         while True:

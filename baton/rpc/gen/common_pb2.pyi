@@ -210,18 +210,20 @@ class PromptScores(_message.Message):
     def __init__(self, first: _Optional[int] = ..., k: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "decode", "seen", "verdict")
+    __slots__ = ("code", "message", "decode", "seen", "verdict", "need_media")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    NEED_MEDIA_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     decode: DecodeTimes
     seen: AttemptId
     verdict: PageVerdict
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ..., verdict: _Optional[_Union[PageVerdict, str]] = ...) -> None: ...
+    need_media: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ..., verdict: _Optional[_Union[PageVerdict, str]] = ..., need_media: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
     __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens", "imported_tokens")

@@ -1,9 +1,25 @@
 from baton.rpc.gen import common_pb2 as _common_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class MediaOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEDIA_OUTCOME_UNSPECIFIED: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_HELD: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_TOO_LARGE: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_UNREADABLE: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_COUNT_DIFFERS: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_OTHER_PROCESSOR: _ClassVar[MediaOutcome]
+MEDIA_OUTCOME_UNSPECIFIED: MediaOutcome
+MEDIA_OUTCOME_HELD: MediaOutcome
+MEDIA_OUTCOME_TOO_LARGE: MediaOutcome
+MEDIA_OUTCOME_UNREADABLE: MediaOutcome
+MEDIA_OUTCOME_COUNT_DIFFERS: MediaOutcome
+MEDIA_OUTCOME_OTHER_PROCESSOR: MediaOutcome
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request", "decode_prefix_len", "deadline_s", "page_source")
@@ -64,3 +80,47 @@ class Sealed(_message.Message):
     times: _common_pb2.PrefillTimes
     check: int
     def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., times: _Optional[_Union[_common_pb2.PrefillTimes, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+
+class PutMediaRequest(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: MediaHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[MediaHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class MediaHeader(_message.Message):
+    __slots__ = ("identity", "num_bytes", "salt", "processor", "detail", "num_rows", "grid_height", "grid_width", "deadline_s")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GRID_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRID_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    identity: bytes
+    num_bytes: int
+    salt: str
+    processor: str
+    detail: str
+    num_rows: int
+    grid_height: int
+    grid_width: int
+    deadline_s: float
+    def __init__(self, identity: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., salt: _Optional[str] = ..., processor: _Optional[str] = ..., detail: _Optional[str] = ..., num_rows: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class PutMediaResponse(_message.Message):
+    __slots__ = ("outcome", "message", "num_rows", "grid_height", "grid_width")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GRID_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRID_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    outcome: MediaOutcome
+    message: str
+    num_rows: int
+    grid_height: int
+    grid_width: int
+    def __init__(self, outcome: _Optional[_Union[MediaOutcome, str]] = ..., message: _Optional[str] = ..., num_rows: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,11 @@ class PrefillStub(object):
                 request_serializer=baton_dot_v1_dot_common__pb2.AbortRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_common__pb2.AbortReply.FromString,
                 _registered_method=True)
+        self.PutMedia = channel.stream_unary(
+                '/baton.v1.Prefill/PutMedia',
+                request_serializer=baton_dot_v1_dot_prefill__pb2.PutMediaRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_prefill__pb2.PutMediaResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServicer(object):
@@ -65,6 +70,14 @@ class PrefillServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutMedia(self, request_iterator, context):
+        """Brings the file of an image, once: later requests only name it. The header first; the bytes once initial metadata with
+        `baton-go-ahead` has come. Idempotent. The reply may come before all was read. A worker without a vision tower refuses the call as `invalid_request`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +90,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=baton_dot_v1_dot_common__pb2.AbortRequest.FromString,
                     response_serializer=baton_dot_v1_dot_common__pb2.AbortReply.SerializeToString,
+            ),
+            'PutMedia': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutMedia,
+                    request_deserializer=baton_dot_v1_dot_prefill__pb2.PutMediaRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_prefill__pb2.PutMediaResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +151,33 @@ class Prefill(object):
             '/baton.v1.Prefill/Abort',
             baton_dot_v1_dot_common__pb2.AbortRequest.SerializeToString,
             baton_dot_v1_dot_common__pb2.AbortReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutMedia(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/baton.v1.Prefill/PutMedia',
+            baton_dot_v1_dot_prefill__pb2.PutMediaRequest.SerializeToString,
+            baton_dot_v1_dot_prefill__pb2.PutMediaResponse.FromString,
             options,
             channel_credentials,
             insecure,

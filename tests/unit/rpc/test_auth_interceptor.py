@@ -20,7 +20,7 @@ from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc import codec, gen, request_budget
-from baton.rpc.auth_interceptor import SESSION_METHOD, AuthInterceptor, Malformed, RejectedCall
+from baton.rpc.auth_interceptor import SESSION_METHOD, UPLOAD_METHODS, AuthInterceptor, Malformed, RejectedCall
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, OPEN_CLUSTER_KEY, CallTokenFault, CallTokenIssuer
 from baton.rpc.channel import AuthenticatedChannel, with_call_tokens
 from baton.rpc.channel_pool import ChannelPool
@@ -45,7 +45,7 @@ METHODS = {
     f"/{service.full_name}/{method.name}": method
     for service in SERVICES.values()
     for method in service.methods
-    if not method.client_streaming  # one is: see `test_session_auth`
+    if not method.client_streaming  # see `test_session_auth` and `test_upload_auth`
 }
 ADD = {name: getattr(MODULES[f"{name.lower()}_pb2_grpc"], f"add_{name}Servicer_to_server") for name in SERVICES}
 
@@ -157,7 +157,7 @@ def test_every_service_is_under_test():
     assert SERVICES.keys() >= {"Decode", "Handoff", "Prefill", "Worker"}
     assert METHODS.keys() >= {"/baton.v1.Handoff/ReadPages", "/baton.v1.Decode/Generate", "/baton.v1.Worker/Drain"}
     all_methods = [f"/{service.full_name}/{m.name}" for service in SERVICES.values() for m in service.methods]
-    assert set(all_methods) - METHODS.keys() == {SESSION_METHOD}
+    assert set(all_methods) - METHODS.keys() == {SESSION_METHOD, *UPLOAD_METHODS}
 
 
 async def test_every_method_rejects_a_faulty_token():
