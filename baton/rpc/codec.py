@@ -47,7 +47,7 @@ from baton.domain.request import (
 )
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.rpc.gen import common_pb2 as pb
-from baton.rpc.media_codec import decode_media, encode_media
+from baton.rpc.media.span_codec import decode_media, encode_media
 
 MAX_SCORE_NUMBERS = 1 << 16
 """Numbers of a message of scores: 256 KiB."""

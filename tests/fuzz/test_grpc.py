@@ -68,9 +68,13 @@ GOOD: dict[str, Message] = {
     "Abort": common_pb2.AbortRequest(id=ID, reason="because"),
     "Hello": handoff_pb2.HelloRequest(worker_id="d", protocol_version=1, model="fake", transports=["stream"]),
     "Watch": handoff_pb2.WatchRequest(id=ID, incarnation=PREFILL_INCARNATION),
+    "OpenExport": handoff_pb2.OpenExportRequest(id=ID, incarnation=PREFILL_INCARNATION, page_keys=[b"k" * 16]),
     "Commit": handoff_pb2.CommitRequest(id=ID, incarnation=PREFILL_INCARNATION),
     "Renew": handoff_pb2.RenewRequest(worker_id="d", incarnation=PREFILL_INCARNATION, ids=[ID, ID]),
     "ReadPages": handoff_pb2.ReadPagesRequest(incarnation=PREFILL_INCARNATION, pages=[0, 1, NUM_PAGES - 1]),
+    "PutMedia": prefill_pb2.PutMediaRequest(
+        header=prefill_pb2.MediaHeader(identity=b"i" * 16, num_bytes=9, salt="s", processor="p", num_rows=4)
+    ),
     "Prefill": prefill_pb2.PrefillRequest(request=SEQUENCE, decode_prefix_len=2, deadline_s=1.0),
 }
 
@@ -94,7 +98,9 @@ async def send(pair: WorkerPair, name: str, body: bytes, listen_s: float = LISTE
     channel: Any = pair.to_decode if ".Decode/" in name else pair.to_prefill
     code, why = grpc.StatusCode.OK, None
     try:
-        if method.server_streaming:
+        if method.client_streaming:
+            await channel.stream_unary(name)(iter([body]), timeout=TIMEOUT_S)
+        elif method.server_streaming:
             await _listen(channel.unary_stream(name)(body, timeout=TIMEOUT_S), listen_s)
         else:
             await channel.unary_unary(name)(body, timeout=TIMEOUT_S)

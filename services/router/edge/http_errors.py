@@ -29,6 +29,7 @@ from baton.domain.errors import (
     LinkBroken,
     ModelNotFound,
     ModelReplaced,
+    NeedMedia,
     NoWorkers,
     Overloaded,
     Refused,
@@ -179,6 +180,7 @@ _MESSAGES: dict[type[BatonError], str] = {
     IntegrityFailure: "data that a worker received was damaged: send the request again",
     Superseded: "the request is continued elsewhere: resume it, or send it again",
     SentBack: "the workers ran out of memory: send the request again",
+    NeedMedia: "a worker has lost an image of the request: send the request again",
     ModelReplaced: "the workers that began the answer are gone, and those present have another model: "
     "send the request again",
 }

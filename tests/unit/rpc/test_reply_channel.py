@@ -40,10 +40,15 @@ class RawHandlers(grpc.GenericRpcHandler):
         async def unary(request: bytes, context: Any) -> bytes:
             return self.replies[0]
 
+        async def upload(requests: AsyncIterator[bytes], context: Any) -> bytes:
+            return self.replies[0]
+
         async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
             for reply in self.replies:
                 yield reply
 
+        if METHODS[str(call.method)].client_streaming:
+            return grpc.stream_unary_rpc_method_handler(upload, bytes, bytes)
         if METHODS[str(call.method)].server_streaming:
             return grpc.unary_stream_rpc_method_handler(stream, bytes, bytes)
         return grpc.unary_unary_rpc_method_handler(unary, bytes, bytes)
@@ -66,6 +71,9 @@ async def answering(replies: list[bytes], trust: ClusterTrust = OPEN_CLUSTER) ->
 
 def invoke(channel: Any, method: str) -> Any:
     descriptor = METHODS[method]
+    if descriptor.client_streaming:
+        upload = channel.stream_unary(method, bytes, GetMessageClass(descriptor.output_type).FromString)
+        return upload([b""], timeout=DEADLINE_S)
     start = channel.unary_stream if descriptor.server_streaming else channel.unary_unary
     call = start(method, bytes, GetMessageClass(descriptor.output_type).FromString)
     return call(b"", timeout=DEADLINE_S)

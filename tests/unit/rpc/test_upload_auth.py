@@ -99,8 +99,9 @@ async def call_with(address: str, token_of: bytes, bodies: list[bytes]) -> grpc.
     assert key is not None
     metadata = ((CALL_TOKEN_METADATA_KEY, CallTokenIssuer(key, WORKER).issue(METHOD, token_of)),)
     async with grpc.aio.insecure_channel(address) as plain:
+        upload: Any = plain.stream_unary(METHOD)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await plain.stream_unary(METHOD)(iter(bodies), metadata=metadata, timeout=DEADLINE_S)
+            await upload(iter(bodies), metadata=metadata, timeout=DEADLINE_S)
     return failed.value
 
 

@@ -1,0 +1,1 @@
+"""Media spans on the wire."""
