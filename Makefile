@@ -19,6 +19,8 @@ BIN := .venv/bin
 test test-fast: export OMP_NUM_THREADS := 1
 test test-fast: export TOKENIZERS_PARALLELISM := false
 test test-fast: export HF_HUB_OFFLINE := 1
+# Empty is off: without bytecode every process that a test starts would compile Baton again.
+test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

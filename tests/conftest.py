@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests.lateness import LatenessPlugin
+from tests.plugins.cpu_time import CpuTimePlugin
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
@@ -48,6 +49,7 @@ def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Ca
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LatenessPlugin(TESTS))
+    config.pluginmanager.register(CpuTimePlugin())
     if not hasattr(config, "workerinput"):  # one cache for all processes of the run, and none of it in the user's
         cache = tempfile.TemporaryDirectory(prefix="baton-tests-")
         os.environ["XDG_CACHE_HOME"] = cache.name

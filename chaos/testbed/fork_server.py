@@ -122,6 +122,10 @@ class ForkServer:
             socket.send_fds(self._requests, [request], [out.fileno(), child_socket.fileno()])
         return ForkedProcess(int(self._requests.recv(64)), exit_socket.detach())
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         """Ends the fork server and all children. Idempotent."""
         self._requests.close()

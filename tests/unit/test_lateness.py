@@ -42,7 +42,12 @@ def late_tests(folder: Path, *arguments: str) -> list[str]:
     """What a run of pytest in `folder` writes for `scripts/test.sh`."""
     (folder / "conftest.py").write_text(CONFTEST)
     late_file = folder / "late"
-    environment = {**os.environ, LATE_FILE_VARIABLE: str(late_file), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        LATE_FILE_VARIABLE: str(late_file),
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert completed.returncode == 1, completed.stdout
@@ -54,7 +59,7 @@ def write_tests(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--numprocesses=2",)])
+@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "--numprocesses=2")])
 def test_late_tests_and_fixtures_are_written(tmp_path: Path, arguments: tuple[str, ...]):
     write_tests(tmp_path / "integration", "test_a.py", LATE_TEST)
     expected = ["integration/test_a.py::test_fixture", "integration/test_a.py::test_wait"]
