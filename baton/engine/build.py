@@ -26,6 +26,7 @@ from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.model.cpu import configure_threads
 from baton.model.device_memory import CudaCopyStream, DeviceMemory
+from baton.model.drafts.head_files import is_eagle_head
 from baton.model.kernels.core_lease import join_core_lease
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.bit_check import check_bits
@@ -48,7 +49,7 @@ from baton.settings.base import SettingsError
 from baton.settings.choices import Device, KVDtypeKind, PageCheckKind
 from baton.settings.core_plan import BadCorePlan
 from baton.settings.groups import MIB, WorkerSettings
-from baton.settings.model_source import resolve_model, weight_cache_directories
+from baton.settings.model_source import ModelFiles, resolve_model, weight_cache_directories
 from baton.settings.text_digest import text_digest
 from baton.settings.vocabulary import require_same_tokens
 from baton.telemetry import metrics
@@ -71,7 +72,7 @@ class Engine:
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
     tokenizer. `verification`: bits of a row of several tokens; None where it was not checked.
-    `kernels`: what a worker registers, as in `WorkerRecord`.
+    `kernels`: what a worker registers, as in `WorkerRecord`. `has_head`: what drafts is an EAGLE head.
     """
 
     geometry: KVGeometry
@@ -87,6 +88,7 @@ class Engine:
     masks: MaskFiller | None
     verification: VerificationBits | None
     kernels: str
+    has_head: bool = False
 
     @property
     def grammars(self) -> str:
@@ -134,7 +136,7 @@ def build_engine(
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
-        verification, model.kernel_name,
+        verification, model.kernel_name, model.head is not None,
     )  # fmt: skip
 
 
@@ -193,13 +195,16 @@ def _load(
 
 
 def _with_draft(settings: WorkerSettings, name: str, directory: Path, model: LoadedModel) -> tuple[LoadedModel, str]:
-    """`model`, from `directory`, with the draft model called `name`, and what identifies that one.
+    """`model`, from `directory`, with the draft model or head called `name`, and what identifies that one.
 
     Raises `SettingsError` for one with other tokens, `UnsupportedModel` for one that does not fit the model's pages.
     """
+    draft_directory = resolve_model(name, ModelFiles.DRAFT)
+    root = checkpoint_root(draft_directory)
+    if is_eagle_head(draft_directory):
+        return _with_head(model, draft_directory), draft_identity(draft_directory, root)
     draft_directory = resolve_model(name)
     require_same_tokens(directory, draft_directory)
-    root = checkpoint_root(draft_directory)
     options = replace(
         _load_options(settings),
         dtype=DtypeChoice(model.config.dtype),
@@ -219,6 +224,19 @@ def _with_draft(settings: WorkerSettings, name: str, directory: Path, model: Loa
         seconds=round(draft.report.seconds, 2),
     )
     return with_draft, draft_identity(draft_directory, root)
+
+
+def _with_head(model: LoadedModel, directory: Path) -> LoadedModel:
+    with_head = model.with_head(directory)
+    assert with_head.head is not None
+    log.info(
+        "draft_head_loaded",
+        kind=with_head.head.name,
+        parameters=with_head.head.num_parameters,
+        page_bytes=with_head.geometry.page_bytes - model.geometry.page_bytes,
+        tail_elements=with_head.head.hidden_size,
+    )
+    return with_head
 
 
 def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:

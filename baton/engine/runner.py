@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.domain.errors import Broken
+from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, DraftedHistory, Row, SampleSpec, StepOutput, WantedDrafts
+from baton.engine.drafts.base import num_matching
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.engine.media.step_inputs import EmbeddingSource, step_embeds, step_positions
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
-from baton.model.drafts.draft_model import DraftRow
+from baton.model.drafts.chains import DraftRow, PageDrafts
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.prompt_scorer import PromptScorer
 from baton.model.sampling.sampler import SampleResult, sample_tokens
@@ -29,7 +31,7 @@ from baton.model.vision.embedding import Embeds
 class ModelStep:
     """A `StepInFlight` of the `ModelRunner`; `sample_result` is None where there were no rows.
 
-    `batch` has the drafts that were made, if `has_made`.
+    `batch` has the drafts that were made, if `has_made`. `drafts` None: nothing drafts from pages.
     """
 
     batch: Batch
@@ -38,13 +40,16 @@ class ModelStep:
     scorer: PromptScorer | None
     storage: PageStorage
     has_made: bool = False
+    drafts: PageDrafts | None = None
 
     def result(self) -> StepOutput:
         """Waits for the device, also without samples. After it the written pages may be digested and read by peers."""
         sampled = () if self.sample_result is None else self.sample_result.read()
         scores = {} if self.scorer is None else self.scorer.read()
-        self.storage.synchronize()
         output = self.masks.output(self.batch, sampled)
+        if self.drafts is not None and any(row.drafted for row in self.batch.rows):
+            self.drafts.settle([_num_kept(*pair) for pair in zip(self.batch.rows, output.sampled, strict=True)])
+        self.storage.synchronize()
         if scores or self.has_made:
             output = replace(output, scores=scores, batch=self.batch if self.has_made else None)
         return output
@@ -97,7 +102,7 @@ class ModelRunner:
             batch = self._with_drafts(batch)
         scorer = self._scorer(batch.rows)
         sample_result, masks = self._extend(batch.rows, scorer)
-        return ModelStep(batch, sample_result, masks, scorer, self._storage, has_made)
+        return ModelStep(batch, sample_result, masks, scorer, self._storage, has_made, self._drafts)
 
     def _with_drafts(self, batch: Batch) -> Batch:
         """The batch with the drafts that its rows want. Raises `Broken` without a draft model."""
@@ -150,10 +155,11 @@ class ModelRunner:
         places = keep or [len(ids) - 1]
         flat_ids, flat_places = (int64_tensor(x, device) for x in (ids, places))
         positions, embeds = self._positions(rows), self._embeds(rows)
-        logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds)
+        capture = None if self._drafts is None else self._drafts.new_capture()
+        logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds, capture)
         if self._drafts is not None:
             own_positions = [at for row in rows for at in range(row.start, row.start + len(row.tokens))]
-            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step)
+            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         specs = check_rows(specs, masks, logits.shape[-1])
         return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks
@@ -167,6 +173,12 @@ class ModelRunner:
 
     def _embeds(self, rows: tuple[Row, ...]) -> Embeds | None:
         return step_embeds(rows, self._embeddings, self._storage.device)
+
+
+def _num_kept(row: Row, sampled: Sequence[SampledToken]) -> int:
+    """Tokens of the row that are known now: its own, and the drafts that were drawn."""
+    drafts = row.tokens[row.num_known_tokens :]
+    return row.num_known_tokens + num_matching(drafts, sampled)
 
 
 def _draft_row(row: Row, wanted: WantedDrafts, vocab_size: int) -> DraftRow:

@@ -191,9 +191,9 @@ class KVGeometry:
         """The model's layers in its order."""
         return self.group.layers
 
-    def with_draft_layers(self, layers: tuple[LayerGeometry, ...]) -> KVGeometry:
-        """These pages with the layers of a drafter as well."""
-        return replace(self, groups=(replace(self.group, draft_layers=layers),))
+    def with_draft_layers(self, layers: tuple[LayerGeometry, ...], tail_elements: int = 0) -> KVGeometry:
+        """These pages with the layers of a drafter as well, and the features that it goes on from."""
+        return replace(self, groups=(replace(self.group, draft_layers=layers, tail_elements=tail_elements),))
 
     @property
     def draft(self) -> KVGeometry | None:
@@ -206,6 +206,11 @@ class KVGeometry:
     def draft_offset(self) -> int:
         """Elements of a page before its draft layers: head groups and latent layers."""
         return sum(layer.num_elements_per_token for layer in self.layers) * self.page_size
+
+    @property
+    def tail_offset(self) -> int:
+        """Elements of a page before its tail."""
+        return (self._first_scale_byte + self.group.scale_bytes) // self.element_bytes
 
     @property
     def num_bytes_per_token(self) -> int:

@@ -82,6 +82,14 @@ class PageStorage:
         return PageStorage(draft, self._pool, has_scratch=self.scratch_page is not None, first_element=first)
 
     @property
+    def tails(self) -> torch.Tensor:
+        """The tails of all pages, [pages, tail_elements], strided. Raises `ValueError` if pages have none."""
+        first, size = self.geometry.tail_offset, self.geometry.group.tail_elements
+        if not size:
+            raise ValueError("these pages have no tail")
+        return self._pool[:, first : first + size]
+
+    @property
     def address(self) -> int:
         """Address of page 0 in host or device memory."""
         return self._pool.data_ptr()

@@ -162,8 +162,9 @@ class WorkerSettings(ServiceSettings):
     interface, the default is the one that leads to Redis."""
 
     draft_model: str | None = None
-    """A smaller model with the same tokens, named as `model` is, whose KV lies in the pages beside the model's. Decode
-    drafts with it, if `--drafter draft-model` says so; the same on all workers. Default: none."""
+    """A smaller model with the same tokens, or an EAGLE-1 or EAGLE-3 head of the model, named as `model` is. Its KV
+    lies in the pages beside the model's. Decode drafts with it, if `--drafter draft-model` or `--drafter eagle` says
+    so; the same on all workers. Default: none."""
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""

@@ -17,10 +17,14 @@ _TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 class ModelFiles(Enum):
-    """Patterns of the files that a service needs: TEXT for the router, ALL for workers."""
+    """Patterns of the files that a service needs: TEXT for the router, ALL for workers.
+
+    DRAFT: of what drafts. A head has no tokenizer.
+    """
 
     TEXT = _TEXT_PATTERNS
     ALL = (*_TEXT_PATTERNS, "*.safetensors")
+    DRAFT = ("*.safetensors", *_TEXT_PATTERNS)
 
 
 def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL, *, download: bool = True) -> Path:
@@ -67,10 +71,10 @@ def _bundled() -> Path:
 def _checked(directory: Path, name: str, files: ModelFiles) -> Path:
     if not (directory / "config.json").is_file():
         raise SettingsError(f"model {name!r}", why=f"{directory} has no config.json", hint=_CHOICES)
-    if not (directory / "tokenizer.json").is_file():
+    if files is not ModelFiles.DRAFT and not (directory / "tokenizer.json").is_file():
         why = f"{directory} has no tokenizer.json"
         raise SettingsError(f"model {name!r}", why=why, hint="Save it there with a fast tokenizer's save_pretrained().")
-    if files is ModelFiles.ALL and not any(directory.glob("*.safetensors")):
+    if files is not ModelFiles.TEXT and not any(directory.glob("*.safetensors")):
         why = f"{directory} has no *.safetensors"
         raise SettingsError(f"model {name!r}", why=why, hint="Convert the weights with save_pretrained().")
     return directory

@@ -34,7 +34,7 @@ from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
 from baton.model.decoders.base import Decoder
-from baton.model.drafts.draft_model import DraftModel
+from baton.model.drafts.chains import PageDrafts
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
@@ -123,7 +123,7 @@ class _TimedModel:
     def sampler(self) -> SamplerBackend:
         return self._model.sampler()
 
-    def drafting(self, storage: PageStorage) -> DraftModel | None:
+    def drafting(self, storage: PageStorage) -> PageDrafts | None:
         return self._model.drafting(storage)
 
     @contextmanager

@@ -304,7 +304,7 @@ class _Worker:
 
     def _make_drafts(self, step_time: StepTimeModel) -> DraftPolicy | None:
         settings, engine = self._settings, self._engine
-        entry = find_drafter(settings.drafter, settings.draft_model is not None)
+        entry = find_drafter(settings.drafter, settings.draft_model is not None, engine.has_head)
         if entry is None:
             return None
         log.info("speculation", drafter=settings.drafter)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.planted.runner import PlantedBug
 
-DRAFT_LAYERS = "draft layers are those of their tokens"
+DRAFT_LAYERS, HEADS = "draft layers are those of their tokens", "heads go on from any page"
 RUNNER, DRAFT_MODEL = "baton/engine/runner.py", "baton/model/drafts/draft_model.py"
+EAGLE, EAGLE_TESTS = "baton/model/drafts/eagle.py", "tests/unit/model/drafts/test_eagle.py"
 ENGINES = "tests/exactness/drafts/test_draft_model.py"
 SELF_DRAFT = f"{ENGINES}::test_a_model_that_drafts_for_itself_is_always_right"
 
@@ -14,7 +15,7 @@ DRAFT_MODEL_BUGS = (
         DRAFT_LAYERS,
         "a step does not write them",
         RUNNER,
-        "            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step)",
+        "            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture)",
         "            pass",
         SELF_DRAFT,
     ),
@@ -49,6 +50,62 @@ DRAFT_MODEL_BUGS = (
         "SampleSpec.of(wanted.request, DraftedHistory(sample.history, drafts)) if drafts else sample",
         "sample",
         SELF_DRAFT,
+    ),
+    PlantedBug(
+        DRAFT_LAYERS,
+        "a page that drafts fill keeps what its last owner left",
+        "baton/model/drafts/chains.py",
+        "(row.start + row.count) // size + 1)",
+        "(row.start + row.count + 1) // size)",
+        "tests/unit/model/drafts/test_draft_model.py",
+    ),
+    PlantedBug(
+        HEADS,
+        "a tail is that of a rejected draft",
+        RUNNER,
+        "            self.drafts.settle(",
+        "            list(",
+        f"{EAGLE_TESTS}::test_accepted_drafts_leave_the_state_of_plain_steps",
+    ),
+    PlantedBug(
+        HEADS,
+        "pages have no tails",
+        EAGLE,
+        "        if places:\n",
+        "        if False:\n",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "only the last page of a chunk has a tail",
+        EAGLE,
+        "numbers = range(segment.start // size, (segment.end - 1) // size + 1)",
+        "numbers = [(segment.end - 1) // size]",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "a chunk goes on from nothing",
+        EAGLE,
+        "            before[int64_tensor(starts, before.device)] = previous",
+        "            before[int64_tensor(starts, before.device)] = 0",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "queries see the slot without a feature",
+        EAGLE,
+        "first_key=FIRST_SLOT",
+        "first_key=0",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "the head goes on with a feature of the target's",
+        EAGLE,
+        "outputs, features[index] = self._forward(",
+        "outputs, _ = self._forward(",
+        EAGLE_TESTS,
     ),
     PlantedBug(
         DRAFT_LAYERS,

@@ -66,3 +66,13 @@ def emitted_tokens(
             break
         count += 1
     return sampled[:count]
+
+
+def num_matching(drafts: Sequence[int], sampled: Sequence[SampledToken]) -> int:
+    """How many of `drafts`, from the first on, are the tokens that were drawn at their places."""
+    count = 0
+    for draft, drawn in zip(drafts, sampled, strict=False):
+        if drawn.token != draft:
+            break
+        count += 1
+    return count

@@ -27,8 +27,8 @@ STORE_BYTES = 64 << 20
 class DrafterTraits:
     """What a drafter needs of the engine. A worker refuses one that needs what it does not have.
 
-    `needs_pages`: a draft model, which has layers of its own in the pages. `needs_features`: hidden states of the
-    target. `max_branches`: of a tree of proposals; 1: chains.
+    `needs_pages`: a draft model or head, which has layers of its own in the pages. `needs_features`: a head, which
+    reads hidden states of the target. `max_branches`: of a tree of proposals; 1: chains.
     """
 
     needs_pages: bool = False
@@ -38,6 +38,7 @@ class DrafterTraits:
 
 CHAINS = DrafterTraits()
 DRAFT_MODEL_CHAINS = DrafterTraits(needs_pages=True)
+HEAD_CHAINS = DrafterTraits(needs_pages=True, needs_features=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,15 @@ BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
         "ngram": DrafterEntry(_ngram),
         "ngram-shared": DrafterEntry(_ngram_shared),
         "draft-model": DrafterEntry(lambda _: RunnerDrafter(), DRAFT_MODEL_CHAINS),
+        "eagle": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
     }
 )
 
 
-def find_drafter(name: str, has_draft_model: bool = False) -> DrafterEntry | None:
+def find_drafter(name: str, has_draft_model: bool = False, has_head: bool | None = None) -> DrafterEntry | None:
     """The entry of the drafter called `name`; None for `none`. `has_draft_model`: the worker has one.
 
+    `has_head`: it is an EAGLE head, not a model; None: not known yet.
     Raises `SettingsError` for an unknown one, and for one whose traits this engine does not serve.
     """
     if name == NO_DRAFTER:
@@ -77,7 +80,10 @@ def find_drafter(name: str, has_draft_model: bool = False) -> DrafterEntry | Non
     if entry.traits.needs_pages and not has_draft_model:
         hint = "Give the same --draft-model to all workers."
         raise SettingsError(f"drafter={name}", why="there is no draft model", hint=hint)
-    if entry.traits not in (CHAINS, DRAFT_MODEL_CHAINS):
+    if entry.traits.needs_pages and has_head not in (None, entry.traits.needs_features):
+        found, other = ("an EAGLE head", "eagle") if has_head else ("a model, not an EAGLE head", "draft-model")
+        raise SettingsError(f"drafter={name}", why=f"--draft-model is {found}", hint=f"Use --drafter {other}.")
+    if entry.traits not in (CHAINS, DRAFT_MODEL_CHAINS, HEAD_CHAINS):
         why = f"it needs {entry.traits}"
         raise SettingsError(f"drafter={name}", why=why, hint="This engine verifies chains of tokens only.")
     return entry

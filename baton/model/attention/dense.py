@@ -47,8 +47,11 @@ def attend_chunk(
     values: torch.Tensor,
     start: int,
     keys_start: int,
+    first_key: int = 0,
 ) -> torch.Tensor:
     """Attention of queries at positions [start, start + tokens): `query` [tokens, num_heads, dim].
+
+    Queries from `first_key` on see no key before it.
 
     `keys` and `values` [num_kv_heads, slots, dim] hold positions [keys_start, start + tokens). Returns [tokens,
     num_heads, v_head_dim].
@@ -65,7 +68,9 @@ def attend_chunk(
         last = min(num_tokens, first + TILE_TOKENS)
         low = keys_start if call.window is None else max(keys_start, start + first - call.window + 1)
         seen = slice(low - keys_start, start + last - keys_start)
-        tile = _attend_tile(call, packed[:, :, first:last], keys[:, seen], values[:, seen], start + first, low)
+        tile = _attend_tile(
+            call, packed[:, :, first:last], keys[:, seen], values[:, seen], start + first, low, first_key
+        )
         out[first:last] = tile.permute(2, 0, 1, 3).reshape(last - first, num_heads, -1)
     return out
 
@@ -77,12 +82,15 @@ def _attend_tile(
     values: torch.Tensor,
     start: int,
     keys_start: int,
+    first_key: int,
 ) -> torch.Tensor:
     """Attention of `query` [kv_heads, group, tokens, dim] over `keys` [kv_heads, slots, dim]; both end together."""
     num_kv_heads, group, num_tokens, dim = query.shape
     flat = query.reshape(num_kv_heads, group * num_tokens, dim)
     scores = _scores(call, flat, keys).view(num_kv_heads, group, num_tokens, -1)
     _hide(scores, start, keys_start, call.window)
+    if first_key > keys_start:
+        scores[..., max(0, first_key - start) :, : first_key - keys_start] = -torch.inf
     sinks = None if call.sinks is None else call.sinks.view(num_kv_heads, group, 1, 1)
     weights = _softmax(scores, sinks).reshape(num_kv_heads, group * num_tokens, -1)
     return (weights @ values).view(num_kv_heads, group, num_tokens, -1)

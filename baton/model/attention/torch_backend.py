@@ -47,10 +47,11 @@ class WindowPlan:
 
 
 class TorchAttention:
-    """An `AttentionBackend` over `storage`."""
+    """An `AttentionBackend` over `storage`. Queries from position `first_key` on see no key before it."""
 
-    def __init__(self, storage: PageStorage) -> None:
+    def __init__(self, storage: PageStorage, first_key: int = 0) -> None:
         self._storage = storage
+        self._first_key = first_key
         self._plans: dict[int | None, WindowPlan] = {}
         self._step: StepMetadata | None = None
 
@@ -70,7 +71,9 @@ class TorchAttention:
             seen = slice(0, segment.end - chunk.keys_start)
             place = slice(segment.offset, segment.offset + segment.num_tokens)
             keys, values = (side[0, :, seen] for side in chunk.pages.keys_and_values(call.layer))
-            out[place] = attend_chunk(call, call.query[place], keys, values, segment.start, chunk.keys_start)
+            out[place] = attend_chunk(
+                call, call.query[place], keys, values, segment.start, chunk.keys_start, self._first_key
+            )
         return out
 
     def _plan(self, window: int | None) -> WindowPlan:
@@ -101,6 +104,8 @@ class TorchAttention:
         hidden = positions >= ends
         if window is not None:
             hidden |= positions < ends - window
+        if self._first_key:
+            hidden |= (positions < self._first_key) & (ends > self._first_key)
         bias = torch.zeros(hidden.shape, dtype=self._storage.dtype).masked_fill_(hidden, -torch.inf)
         rows = torch.tensor([span.segment.offset for span in members])
         device = self._storage.device

@@ -187,9 +187,7 @@ class LeanDecoder:
         return out
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._model.head(hidden)
-        softcap = self._model.spec.logit_softcap
-        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+        return self._model.logits(hidden)
 
 
 def _embedding_scale(model: LeanModel) -> torch.Tensor | None:

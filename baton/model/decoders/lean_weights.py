@@ -81,6 +81,11 @@ class LeanModel:
     head: Linear
     feature_axes: tuple[int, ...] | None = None
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head: normalised hidden states [tokens, hidden_size] -> logits [tokens, vocab_size]."""
+        logits, softcap = self.head(hidden), self.spec.logit_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
     def pack(self, packer: WeightPacker) -> int:
         """Packs every matrix that `packer` accepts, one after another. Returns their number."""
         return sum(linear.pack(packer) for linear in self._linears())

@@ -28,7 +28,10 @@ from baton.model.decoders.lean_spec import Unsupported, lean_spec
 from baton.model.decoders.lean_weights import LeanModel, make_lean_model
 from baton.model.decoders.native_ops import choose_ops
 from baton.model.decoders.stock import StockDecoder
+from baton.model.drafts.chains import PageDrafts
 from baton.model.drafts.draft_model import DraftModel
+from baton.model.drafts.eagle import EagleDrafts
+from baton.model.drafts.eagle_weights import EagleWeights, HeadTarget, load_eagle_weights
 from baton.model.errors import UnsupportedModel
 from baton.model.huge_pages import move_parameters
 from baton.model.kernels.library import Kernels
@@ -71,7 +74,7 @@ class DecoderChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that passed the self-check. `geometry`: of its pages; `draft`: model of their draft layers."""
+    """A model that passed the self-check. `geometry`: of its pages; `draft`, `head`: what has their draft layers."""
 
     config: ModelConfig
     geometry: KVGeometry
@@ -82,6 +85,7 @@ class LoadedModel:
     kernels: Kernels | None
     tower: VisionTower | None = None
     draft: LoadedModel | None = None
+    head: EagleWeights | None = None
 
     def with_draft(self, draft: LoadedModel) -> LoadedModel:
         """This model with `draft` in the draft layers of its pages. Raises `UnsupportedModel` if they do not fit."""
@@ -92,6 +96,14 @@ class LoadedModel:
             contexts = f"{draft.config.max_model_len} tokens, the model's {self.config.max_model_len}"
             raise UnsupportedModel(f"the draft model's context is {contexts}; lower max_model_len")
         return replace(self, geometry=geometry, draft=draft)
+
+    def with_head(self, directory: Path) -> LoadedModel:
+        """This model with the EAGLE head in `directory` in its pages. Raises what `load_eagle_weights` raises."""
+        packer = choose_packer(self.report.weights.layout, self.kernels, self.config.torch_dtype, self.device)
+        target = HeadTarget.of(self.impl, len(self.layers), self.config.vocab_size, packer)
+        head = load_eagle_weights(directory, target)
+        geometry = self.geometry.with_draft_layers((head.cache_layer,), head.hidden_size)
+        return replace(self, geometry=geometry, head=head)
 
     @property
     def kernel_name(self) -> str:
@@ -114,8 +126,12 @@ class LoadedModel:
             raise ValueError("the storage was made for another geometry")
         return make_decoder(self.impl, self.layers, storage, self.kernels, self.config.max_model_len)
 
-    def drafting(self, storage: PageStorage) -> DraftModel | None:
-        """The draft model over the draft layers of `storage`; None if there is none."""
+    def drafting(self, storage: PageStorage) -> PageDrafts | None:
+        """The draft model or head over the draft layers of `storage`; None if there is none."""
+        if self.head is not None:
+            num_slots = storage.num_pages * storage.geometry.page_size
+            sizes = min(num_slots, self.config.max_model_len), self.config.vocab_size
+            return EagleDrafts(self.head, storage, self.sampler(), self.kernels, *sizes)
         if self.draft is None:
             return None
         view = storage.draft_view()

@@ -37,6 +37,14 @@ def test_an_incomplete_directory_is_refused(tmp_path, names, words):
         resolve_model(str(make_model(tmp_path / "m", *names)))
 
 
+def test_a_drafting_head_needs_no_tokenizer(tmp_path):
+    head = make_model(tmp_path / "head", "config.json", "model.safetensors")
+    assert resolve_model(str(head), ModelFiles.DRAFT) == head
+    bare = make_model(tmp_path / "bare", "config.json", "pytorch_model.bin")
+    with pytest.raises(SettingsError, match="safetensors"):
+        resolve_model(str(bare), ModelFiles.DRAFT)
+
+
 def test_a_missing_directory_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(SettingsError, match="no such directory"):

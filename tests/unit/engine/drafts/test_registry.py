@@ -63,7 +63,11 @@ def test_a_plugin_is_found_by_its_entry_point():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("eagle", "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, mine, trees, wrong"),
+        (
+            "beagle",
+            "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, eagle, mine, trees, wrong",
+        ),
+        ("eagle", "there is no draft model.*--draft-model"),
         ("draft-model", "there is no draft model.*--draft-model"),
         ("trees", "max_branches=4.*chains of tokens only"),
         ("wrong", "gives str, not DrafterEntry"),
@@ -72,3 +76,18 @@ def test_a_plugin_is_found_by_its_entry_point():
 def test_what_cannot_be_served_is_refused_by_name(name: str, message: str):
     with pytest.raises(SettingsError, match=f"drafter={name}.*{message}"):
         find_drafter(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_head", "message"),
+    [
+        ("draft-model", True, "--draft-model is an EAGLE head.*--drafter eagle"),
+        ("eagle", False, "--draft-model is a model, not an EAGLE head.*--drafter draft-model"),
+    ],
+)
+def test_a_head_and_a_draft_model_are_not_taken_for_each_other(name: str, has_head: bool, message: str):
+    with pytest.raises(SettingsError, match=message):
+        find_drafter(name, has_draft_model=True, has_head=has_head)
+    assert find_drafter(name, has_draft_model=True, has_head=not has_head) is not None
+    assert find_drafter(name, has_draft_model=True) is not None, "not known before it is loaded"
+    assert find_drafter("ngram", has_draft_model=True, has_head=has_head) is not None

@@ -137,3 +137,31 @@ def test_a_step_lists_token_slots_and_partial_pages():
     assert step.token_pages.tolist() == [9, 5, 1, 1, 1, 1, 8, 8, 8, 2]
     assert step.token_slots.tolist() == [3, 0, 0, 1, 2, 3, 0, 1, 2, 2]
     assert step.partial_pages.tolist() == [5, 8]
+
+
+@pytest.mark.parametrize("tile_tokens", [2, 128])
+def test_the_first_key_is_hidden_from_queries_behind_it(tile_tokens, monkeypatch):
+    """A query at 0 still sees itself; all others see what they would see of a sequence without slot 0."""
+    monkeypatch.setattr(dense, "TILE_TOKENS", tile_tokens)
+    generator = torch.Generator().manual_seed(5)
+    storage = PageStorage.allocate(KVGeometry.of_layers((LAYER,), "float32", PAGE_SIZE), 20)
+    for view in (storage.keys(0), storage.values(0)):
+        view.copy_(torch.randn(view.shape, generator=generator))
+    segments = [Segment(0, 0, 7, [3, 1]), Segment(7, 0, 1, [9]), Segment(8, 6, 1, [2, 7]), Segment(9, 1, 3, [5])]
+    query = torch.randn(12, NUM_HEADS, LAYER.k_head_dim, generator=generator)
+    backend = TorchAttention(storage, first_key=1)
+    backend.begin(plan_step(segments, PAGE_SIZE))
+    out = backend.attend(AttentionCall(layer=0, query=query, scale=0.3))
+    for segment in segments:
+        sides = [side[list(segment.pages)].flatten(1, 2).transpose(1, 2).flatten(0, 1) for side in _sides(storage)]
+        for offset in range(segment.num_tokens):
+            position, place = segment.start + offset, segment.offset + offset
+            first = min(1, position)
+            keys, values = (side[first:] for side in sides)
+            call = AttentionCall(layer=0, query=query, scale=0.3)
+            wanted = naive(call, query[place], keys, values, position - first)
+            torch.testing.assert_close(out[place].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def _sides(storage: PageStorage) -> tuple[torch.Tensor, torch.Tensor]:
+    return storage.keys(0), storage.values(0)

@@ -13,7 +13,8 @@ from baton.engine.batch import SampleSpec
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention.base import Segment, StepMetadata, plan_step
 from baton.model.decoders.base import LogitsReader
-from baton.model.drafts.draft_model import DraftModel, DraftRow
+from baton.model.drafts.chains import DraftRow
+from baton.model.drafts.draft_model import DraftModel
 from baton.model.errors import UnsupportedModel
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.sampling.sampler import TorchSampler
@@ -95,6 +96,14 @@ def test_rows_are_drafted_side_by_side_at_their_own_slots() -> None:
     ]
     cleared = [page for page in range(6) if not storage.keys(0)[page].any()]
     assert cleared == [2, 4], "pages that drafts begin keep nothing of their last owner"
+
+
+def test_a_page_that_drafts_begin_and_fill_is_cleared_as_well() -> None:
+    """Passes before the last one see it partly filled: what its last owner left must not be NaN there."""
+    model, _, storage = drafting(50, 50)
+    model.make([draft_row(7, 3, [1, 2], 4), draft_row(20, 4, [5, 3], 3)])
+    cleared = [page for page in range(6) if not storage.keys(0)[page].any()]
+    assert cleared == [2, 3]
 
 
 @pytest.mark.parametrize("own_vocab_size", [6, 10, 14])

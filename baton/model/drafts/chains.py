@@ -1,0 +1,102 @@
+"""Chains of drafts, token by token, all rows of a step side by side. Shared by draft models and drafting heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from baton.domain.arithmetic import ceil_div
+from baton.model.attention.base import Segment, StepMetadata
+from baton.model.decoders.capture import HiddenCapture
+from baton.model.sampling.sampler import SamplerBackend, SamplingRow, sample_tokens
+from baton.model.storage import PageStorage
+from baton.model.to_device import int64_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """A row that wants `count` drafts behind `token` at position `start`; `pages` cover them.
+
+    `spec` says how the target will sample after given drafts of this row.
+    """
+
+    token: int
+    start: int
+    pages: Sequence[int]
+    count: int
+    spec: Callable[[Sequence[int]], SamplingRow]
+
+    def segment(self, offset: int, place: int) -> Segment:
+        """The token or draft at `place`, alone."""
+        return Segment(offset, self.start + place, 1, self.pages)
+
+
+class PageDrafts(Protocol):
+    """What makes drafts from the draft layers of pages, and keeps these layers. Called by the runner."""
+
+    vocab_size: int
+
+    def new_capture(self) -> HiddenCapture | None:
+        """For the target's pass over a step: the hidden states that `write` needs; None: none."""
+        ...
+
+    def make(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
+        """The drafts of each row. They write draft layers of the rows' own slots; `write` does it again."""
+        ...
+
+    def write(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, capture: HiddenCapture | None
+    ) -> None:
+        """Writes the draft part of all tokens of a step, after the target's pass, which clears pages."""
+        ...
+
+    def settle(self, kept: Sequence[int]) -> None:
+        """The first `kept[i]` tokens of segment i of the step written last are true; the rest were rejected."""
+        ...
+
+
+LogitsAfter = Callable[[Sequence[int], Sequence[int], Sequence[Segment]], torch.Tensor]
+"""Logits [active rows, vocab_size] after one token of each active row: (indices of the rows, tokens, segments)."""
+
+
+def make_chains(rows: Sequence[DraftRow], logits_after: LogitsAfter, sampler: SamplerBackend) -> list[tuple[int, ...]]:
+    """The drafts of each row, each drawn as the target would draw it: with the seed and position of its place.
+
+    Where both distributions agree, so do the tokens.
+    """
+    made: list[list[int]] = [[] for _ in rows]
+    for place in range(max((row.count for row in rows), default=0)):
+        active = [index for index, row in enumerate(rows) if row.count > place]
+        tokens = [made[index][-1] if place else rows[index].token for index in active]
+        segments = [rows[index].segment(offset, place) for offset, index in enumerate(active)]
+        logits = logits_after(active, tokens, segments)
+        specs = [rows[index].spec(made[index]) for index in active]
+        for index, sampled in zip(active, sample_tokens(logits, specs, sampler, {}).read(), strict=True):
+            made[index].append(sampled.token)
+    return [tuple(drafts) for drafts in made]
+
+
+def clear_begun_pages(storage: PageStorage, rows: Sequence[DraftRow]) -> None:
+    """Clears the pages that drafts begin: they must not keep values of a last owner. A NaN would survive masking.
+
+    Also those that they fill: passes before the last one see them partly filled.
+    """
+    size = storage.geometry.page_size
+    begun = [
+        row.pages[number]
+        for row in rows
+        for number in range(ceil_div(row.start, size), (row.start + row.count) // size + 1)
+    ]
+    if begun:
+        storage.clear(int64_tensor(begun, storage.device))
+
+
+def fit_vocabulary(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The logits of the target's tokens: vocabularies may be padded to other sizes."""
+    num_missing = vocab_size - logits.shape[1]
+    if num_missing <= 0:
+        return logits[:, :vocab_size].contiguous()
+    return torch.nn.functional.pad(logits, (0, num_missing), value=-torch.inf)
