@@ -20,6 +20,7 @@ from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import (
     CAPABILITIES,
     SESSIONS,
+    TEXT,
     LinkRecord,
     WorkerBudgets,
     WorkerLoad,
@@ -28,7 +29,15 @@ from baton.domain.worker import (
     WorkerStatus,
 )
 from baton.engine.fake_runner import fake_scores, fake_slots
-from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_scores, encode_token
+from baton.rpc.codec import (
+    decode_id,
+    decode_request,
+    encode_failure,
+    encode_finish,
+    encode_id,
+    encode_scores,
+    encode_token,
+)
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, start_server
 from baton.rpc.tokens.token_check import set_check
@@ -37,6 +46,7 @@ from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.text_digest import text_digest
 from baton.store.store import WorkerRegistry
 from tests.mocks.auth import MockAuth
+from tests.mocks.media import MockMedia
 from tests.mocks.script import Action as Action
 from tests.mocks.script import Busy as Busy
 from tests.mocks.script import Crash as Crash
@@ -84,6 +94,8 @@ class MockWorker:
     max_model_len = 200
     text_digest = TEXT_DIGEST
     capabilities: tuple[str, ...] = CAPABILITIES
+    modalities: tuple[str, ...] = (TEXT,)
+    processor = ""
     sessions: SessionListener | None = None
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
@@ -145,6 +157,8 @@ class MockWorker:
             budgets=self.budgets,
             text_digest=self.text_digest,
             capabilities=self.capabilities,
+            modalities=self.modalities,
+            processor=self.processor,
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:
@@ -199,6 +213,17 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
     num_cached_tokens = 0
     lost_scores: frozenset[int] = frozenset()  # numbers of the messages that are not sent
 
+    def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
+        super().__init__(id, script)
+        self.media = MockMedia()
+
+    async def PutMedia(  # gRPC's name
+        self,
+        requests: AsyncIterator[prefill_pb2.PutMediaRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> prefill_pb2.PutMediaResponse:
+        return await self.media.put(requests, context)
+
     def _register(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
 
@@ -208,6 +233,9 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
         request = decode_request(message.request)
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata() or ()))
+        if (missing := self.media.missing(request)) is not None:
+            yield prefill_pb2.PrefillEvent(failed=encode_failure(missing))
+            return
         scores = [prefill_pb2.PrefillEvent(scores=message) for message in score_messages(request)]
         for phase, event in (
             (Phase.ACCEPT, prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())),

@@ -30,10 +30,11 @@ from baton.services.router.cluster_reader import ClusterReader
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.cache_index.reader import CacheEventReaders
 from baton.services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
+from baton.services.router.dispatch.placement import WorkerFilter
 from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.services.router.dispatch.service_sync import ServiceSync
 from baton.services.router.dispatch.sessions.decode_sessions import open_sessions
-from baton.services.router.dispatch.workers import WorkerFilter, WorkerSet
+from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.http_protocol import BoundedHttpProtocol
 from baton.services.router.frontend import Frontend, StoreAccess, build_frontend
@@ -43,6 +44,7 @@ from baton.services.router.settings import RouterSettings
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.ui.bundle import page_bundle
+from baton.services.router.vision.image_model import ImageModel, read_image_model
 from baton.settings.base import SettingsError
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
@@ -141,11 +143,14 @@ async def serve(settings: RouterSettings) -> int:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory, settings.chat_template)
         text.choose_formats(settings.reasoning_parser.value, settings.tool_parser.value, settings.reasoning_fields)
+        images = await asyncio.to_thread(read_image_model, directory, text.added_token)
+        if images.reason:
+            log.warning("images_not_served", why=images.reason)
         freeze_gc()
         options = replace(store_options(settings), text_digest=text.digest)
         store = await connect(settings.redis_url, options, read_trust(settings), check=False)
         with shutdown_event() as stop:
-            return await run(settings, text, store, sock, stop, admin)
+            return await run(settings, text, store, sock, stop, admin, images)
 
 
 async def run(
@@ -155,13 +160,17 @@ async def run(
     sock: socket.socket,
     stop: asyncio.Event,
     admin: socket.socket | None = None,
+    images: ImageModel | None = None,
 ) -> int:
     """Serves on `sock` until `stop`, then drains; closes `store`. `admin`: socket of metrics and probes, if they are
-    wanted.
+    wanted. `images`: of the model.
 
     Returns 0, or 1 if a part of the router ended by itself.
     """
-    async with open_backend(settings, store, text.digest) as backend, open_frontend(settings, text, backend) as running:
+    async with (
+        open_backend(settings, store, text.digest) as backend,
+        open_frontend(settings, text, backend, images) as running,
+    ):
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
         feed = _cluster_feed(settings, backend)
         start_series(__version__, "router", settings.public_model_name, vllm_names=settings.vllm_names)
@@ -256,15 +265,18 @@ async def open_backend(
 
 @asynccontextmanager
 async def open_frontend(
-    settings: RouterSettings, text: TextModel, backend: RunningBackend
+    settings: RouterSettings, text: TextModel, backend: RunningBackend, images: ImageModel | None = None
 ) -> AsyncIterator[RunningFrontend]:
     """Starts everything between HTTP and the dispatcher, and the ownership lease.
 
     Calls that are cut off are released after all their records are written.
     """
     store_access = backend.store_access
-    built = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
-    frontend = replace(built, held_tokens=backend.workers.max_request_tokens, rate_headers=backend.tenants.rate_headers)
+    built = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access, images)
+    workers, rate_headers = backend.workers, backend.tenants.rate_headers
+    frontend = replace(
+        built, encodes=workers.encodes, held_tokens=workers.max_request_tokens, rate_headers=rate_headers
+    )
     ownership = OwnerLease(
         store_access.store,
         store_access.owner,

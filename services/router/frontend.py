@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import baton
 from baton.domain.ids import OwnerId, RequestId
+from baton.domain.worker import IMAGE, TEXT
 from baton.services.router.generation import Dispatcher
 from baton.services.router.openai.constraint.checker import ConstraintChecker
+from baton.services.router.openai.images.parts import checked_images
 from baton.services.router.openai.request_parser import RequestParser
 from baton.services.router.openai.tokenization import TokenizationParser
 from baton.services.router.openai.validation import RequestValidator
@@ -20,11 +22,15 @@ from baton.services.router.takeover.loss_watcher import LossWatcher
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.takeover.takeover import TakeoverContext, Takeovers
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel
 from baton.store.options import StoreOptions
 from baton.store.ownership import patience_s
 from baton.store.store import Durability, StateStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
+
+IMAGE_BODY_BYTES = 48 * 1024 * 1024
+"""Largest body of a request to a model with images: 32 MiB of files as base64, and text."""
 
 FINGERPRINT = f"baton-{baton.__version__}"
 
@@ -70,7 +76,8 @@ class StoreAccess:
 class Frontend:
     """Everything between HTTP and the dispatcher. The caller drains and closes `takeovers`.
 
-    `held_tokens`: most tokens of a request that the workers can hold now; None without workers.
+    `encodes`: True while workers encode images of this processor. `held_tokens`: most tokens of a request that the
+    workers can hold now; None without workers.
     `rate_headers`: response headers with the rates of a tenant.
     """
 
@@ -84,8 +91,21 @@ class Frontend:
     takeovers: Takeovers
     tokenization: TokenizationParser
     constraints: ConstraintChecker
+    images: ImageModel
+    encodes: Callable[[str], bool] = lambda processor: False
     held_tokens: Callable[[], int | None] = lambda: None
     rate_headers: Callable[[str], Mapping[str, str]] = lambda tenant: {}
+
+    def modalities(self) -> list[str]:
+        """What messages may have, as the model and the workers allow."""
+        serves_images = self.images.rules is not None and self.encodes(self.images.processor)
+        return [TEXT, IMAGE] if serves_images else [TEXT]
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body of a request: more for a model with images, which come in it as base64."""
+        has_images = self.images.rules is not None
+        return max(self.limits.max_body_bytes, IMAGE_BODY_BYTES if has_images else 0)
 
     def max_model_len(self) -> int:
         """Most tokens of a request, as the model and the workers allow."""
@@ -94,25 +114,21 @@ class Frontend:
 
 
 def build_frontend(
-    text: TextModel, dispatcher: Dispatcher, limits: ApiLimits, traces: RequestTraces, store_access: StoreAccess
+    text: TextModel,
+    dispatcher: Dispatcher,
+    limits: ApiLimits,
+    traces: RequestTraces,
+    store_access: StoreAccess,
+    images: ImageModel | None = None,
 ) -> Frontend:
-    """Must be called on the event loop that uses it."""
+    """Must be called on the event loop that uses it. `images`: None for a model of text."""
+    images = checked_images(images or ImageModel(), text)
     validator = RequestValidator(
-        text, limits.model_name, limits.max_model_len, limits.request_deadline_s, limits.other_model_names
+        text, limits.model_name, limits.max_model_len, limits.request_deadline_s, limits.other_model_names, images
     )
     parser = RequestParser(validator, text, FINGERPRINT)
     call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability, text.digest)
-    takeovers = Takeovers(
-        TakeoverContext(
-            store_access.store,
-            parser,
-            dispatcher,
-            text,
-            call_ownership,
-            store_access.supersede_listener,
-            patience_s(store_access.owner_ttl_s),
-        )
-    )
+    takeovers = _build_takeovers(text, parser, dispatcher, call_ownership, store_access)
     unread = UnreadBudget()
 
     async def may_return(id: RequestId) -> bool:
@@ -152,4 +168,25 @@ def build_frontend(
         takeovers,
         TokenizationParser(validator, text),
         ConstraintChecker(text),
+        images,
+    )
+
+
+def _build_takeovers(
+    text: TextModel,
+    parser: RequestParser,
+    dispatcher: Dispatcher,
+    call_ownership: CallOwnership,
+    store_access: StoreAccess,
+) -> Takeovers:
+    return Takeovers(
+        TakeoverContext(
+            store_access.store,
+            parser,
+            dispatcher,
+            text,
+            call_ownership,
+            store_access.supersede_listener,
+            patience_s(store_access.owner_ttl_s),
+        )
     )

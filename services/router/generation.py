@@ -7,16 +7,35 @@ sequence, places it, runs its attempts and yields its tokens.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import Struct
 
 from baton.domain.constraint import Constraint
 from baton.domain.ids import RequestId
+from baton.domain.media.span import MediaGrid, MediaSpan
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.telemetry.sequence_timer import SequenceTimer
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """One image of a sequence, for the worker that encodes it. `num_rows` and `grid`: of its embedding, as counted.
+
+    `data` is the file, of `num_bytes`; None if this router does not have it, because another one began the request.
+    `processor`: digest of the image processor that the rows were counted for. `param`: the image's place in the body.
+    """
+
+    identity: bytes
+    data: bytes | None = field(repr=False)
+    num_bytes: int
+    processor: str
+    detail: str
+    num_rows: int
+    grid: MediaGrid | None
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +52,7 @@ class SequenceSpec:
 
     `tenant` is "" without API keys. A higher `priority` comes first within a tenant. Only workers with this router's
     grammar library run a sequence with a `constraint`. Sequences of one `affinity` prefer the same workers, and "" is
-    none.
+    none. `media`: spans of the prompt, in order. `files`: of the images that they show; one may come twice.
     """
 
     id: RequestId
@@ -52,6 +71,8 @@ class SequenceSpec:
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
     affinity: str = ""
+    media: tuple[MediaSpan, ...] = ()
+    files: tuple[MediaFile, ...] = ()
 
 
 class TokenChunk(Struct, frozen=True):

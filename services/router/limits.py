@@ -60,5 +60,6 @@ def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
         ),
         reserve=ReserveLimits(settings.reserve_timeout_s, WORKER_WAIT_S),
         max_attempts=settings.max_attempts,
+        max_media_bytes=settings.max_media_mib * MIB,
         tenants=TenantTable() if settings.tenants_file is None else read_tenants(settings.tenants_file),
     )

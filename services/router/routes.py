@@ -12,6 +12,7 @@ import difflib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 
@@ -73,6 +74,9 @@ EXPOSED_HEADERS = (
 
 MAX_BODIES = 16
 """Bodies of the largest size that may be read and parsed at once; more if they are smaller."""
+
+MAX_LARGE_BODIES = 4
+"""The same for a model with images, whose bodies are larger."""
 
 log = structlog.get_logger(__name__)
 
@@ -148,7 +152,8 @@ class _Endpoints:
         self._frontend = frontend
         self._readiness = readiness
         limits = self._limits = frontend.limits
-        self._bodies = BodyBudget(MAX_BODIES * limits.max_body_bytes)
+        self._max_body_bytes = frontend.max_body_bytes
+        self._bodies = BodyBudget(max(MAX_BODIES * limits.max_body_bytes, MAX_LARGE_BODIES * self._max_body_bytes))
         self._started_s = int(time.time())
 
     async def generate(self, request: Request) -> Response:
@@ -156,7 +161,7 @@ class _Endpoints:
         arrived_s, endpoint = time.monotonic(), request.url.path
         last_event_id = request.headers.get(LAST_EVENT_ID)
         if last_event_id:
-            await read_body(request, self._limits.max_body_bytes)
+            await read_body(request, self._max_body_bytes)
             id = Cursor.parse(last_event_id).request_id
             return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request), endpoint)
         timer = self._frontend.traces.start(
@@ -189,7 +194,7 @@ class _Endpoints:
 
     async def _answer_text(self, request: Request, parse: Callable[[bytes], msgspec.Struct]) -> Response:
         with self._bodies.track() as count_bytes:
-            body = await read_body(request, self._limits.max_body_bytes, count_bytes)
+            body = await read_body(request, self._max_body_bytes, count_bytes)
             return _json(await run_parser(len(body), parse, body))
 
     async def request(self, request: Request) -> Response:
@@ -205,7 +210,8 @@ class _Endpoints:
     def _models(self) -> list[Model]:
         """The model under each of its names, with the length that the workers hold now."""
         length, names = self._frontend.max_model_len(), (self._limits.model_name, *self._limits.other_model_names)
-        return [Model(id=name, created=self._started_s, max_model_len=length) for name in names]
+        modalities = self._frontend.modalities()
+        return [Model(id=name, created=self._started_s, max_model_len=length, modalities=modalities) for name in names]
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -244,10 +250,12 @@ class _Endpoints:
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)
             with self._bodies.track() as count_bytes:
-                body = await read_body(request, self._limits.max_body_bytes, count_bytes)
+                body = await read_body(request, self._max_body_bytes, count_bytes)
                 timer.stamp(Stage.READ)
                 raw = RawRequest(origin.endpoint, body, metadata)
                 parsed = await self._frontend.parser.parse(raw)
+            if parsed.stored_body is not None:
+                raw = replace(raw, body=parsed.stored_body, stored=True)
             if parsed.request.unknown_fields:
                 self._check_unknown(parsed.request.unknown_fields)
             if parsed.request.constraint is not None:

@@ -137,6 +137,9 @@ class RouterSettings(ServiceSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
     """Largest HTTP request body."""
 
+    max_media_mib: Count = 256
+    """Memory of the images of all requests that are not finished; beyond it a request with images gets a 429."""
+
     request_log: RequestLog = RequestLog.ALL
     """Requests that get a log line at their end: all, notable (failed, replayed, preempted, slow) or off."""
 

@@ -20,9 +20,10 @@ from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.admission.slot import SLOT_BYTES
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
+from baton.services.router.dispatch.placement import WorkerFilter
 from baton.services.router.dispatch.reserve import ReserveLimits
 from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
-from baton.services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
+from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from baton.services.router.openai.request_parser import RawRequest
 from baton.services.router.respond import GenerationResponse

@@ -214,8 +214,11 @@ class _IgnoresFingerprint(Reserver):
         fingerprint: str = "",
         metadata: Metadata = (),
         affinity: str = "",
+        processor: str = "",
     ) -> PairReservation | None:
-        return await super().reserve(request, avoided, deadline, metadata=metadata, affinity=affinity)
+        return await super().reserve(
+            request, avoided, deadline, metadata=metadata, affinity=affinity, processor=processor
+        )
 
 
 class ForgetsPinnedModel(TokenDispatcher):

@@ -8,14 +8,14 @@ reads Generate:
 
 A sequence that ends with its first token has no Generate: prefill alone serves it. A passed deadline and a lost worker
 interrupt the current read. After the seal a lost prefill worker does not matter. Both workers get an abort, unless
-decode sent the last token.
+decode sent the last token. Images come to prefill before the prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -33,8 +33,8 @@ from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2, session_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.rpc.tokens.row_codec import decode_row
-from baton.rpc.tokens.token_check import Checked, verify_check
 from baton.services.router.dispatch.aborts import Aborts
+from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.scores.collector import ScoreCollector
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
@@ -44,10 +44,12 @@ from baton.services.router.dispatch.worker_errors import (
     FaultSource,
     classify_reported,
     classify_rpc_error,
+    damaged,
     lost_worker,
+    verify,
 )
 from baton.services.router.dispatch.workers import WorkerSet
-from baton.services.router.generation import TokenChunk
+from baton.services.router.generation import MediaFile, TokenChunk
 from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
 
@@ -66,8 +68,14 @@ class Attempt:
     """Async context manager. `next` returns chunks until one has `finish`."""
 
     def __init__(
-        self, tracked: TrackedRequest, reservation: PairReservation, workers: WorkerSet, aborts: Aborts
+        self,
+        tracked: TrackedRequest,
+        reservation: PairReservation,
+        workers: WorkerSet,
+        aborts: Aborts,
+        uploader: MediaUploader,
     ) -> None:
+        self._uploader = uploader
         self._tracked = tracked
         self._reservation = reservation
         self._pair = reservation.pair
@@ -122,6 +130,7 @@ class Attempt:
         loop, pair, deadline = asyncio.get_running_loop(), self._pair, self._tracked.deadline
         timeout_s = max(0.0, deadline - loop.time())
         request, metadata = encode_request(self._request), self._tracked.metadata
+        files = self._tracked.sequence.files
         if not self._prefill_only:
             generate = decode_pb2.GenerateRequest(
                 request=request,
@@ -141,14 +150,30 @@ class Attempt:
             self._num_predicted = self._workers.predict_cached_tokens(
                 pair.prefill, len(self._request.tokens), self._reservation.keys
             )
-            call = self._workers.prefill_stub(pair.prefill).Prefill(
-                prefill, timeout=timeout_s + GRACE_S, metadata=metadata
-            )
-            self._prefill_task = asyncio.create_task(self._read_prefill(call), name=f"prefill-{self._request.id}")
-            on_lost = partial(self._on_worker_lost, PREFILL)
-            self._undo += [call.cancel, self._workers.watch(pair.prefill.incarnation, on_lost)]
+            running = self._read_prefill(self._open_prefill(prefill)) if not files else self._upload(files, prefill)
+            self._prefill_task = asyncio.create_task(running, name=f"prefill-{self._request.id}")
+            self._undo.append(self._workers.watch(pair.prefill.incarnation, partial(self._on_worker_lost, PREFILL)))
         late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
         self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
+
+    def _open_prefill(self, message: prefill_pb2.PrefillRequest) -> _PrefillCall:
+        worker, timeout_s = self._pair.prefill, message.deadline_s + GRACE_S
+        call: _PrefillCall = self._workers.prefill_stub(worker).Prefill(
+            message, timeout=timeout_s, metadata=self._tracked.metadata
+        )
+        self._undo.append(call.cancel)
+        return call
+
+    async def _upload(self, files: Sequence[MediaFile], message: prefill_pb2.PrefillRequest) -> None:
+        """Brings the images to prefill, then computes the prompt there."""
+        tracked, deadline = self._tracked, self._tracked.deadline
+        try:
+            await self._uploader.put(self._pair.prefill, files, self._request.salt, deadline, tracked.metadata)
+        except (AttemptFailure, BatonError) as error:
+            self._fail_seal(self._broken(PREFILL, error))
+            return
+        message.deadline_s = max(0.0, deadline - asyncio.get_running_loop().time())
+        await self._read_prefill(self._open_prefill(message))
 
     def _open_decode(
         self, request: decode_pb2.GenerateRequest, timeout_s: float, metadata: Metadata
@@ -192,10 +217,10 @@ class Attempt:
                 case "imported" if not self._decoding:
                     self._on_imported(event.imported)
                 case "tokens":
-                    _verify(event.tokens)
+                    verify(event.tokens)
                     return self._on_tokens(tuple(map(decode_token, event.tokens.tokens)), event.tokens)
                 case _:
-                    raise _damaged("an event of decode that fits nowhere")
+                    raise damaged("an event of decode that fits nowhere")
 
     async def _wait_for_seal(self) -> prefill_pb2.Sealed:
         """Waits for the seal. Holds what decode sends meanwhile: it may have imported the pages already.
@@ -262,10 +287,10 @@ class Attempt:
     def _on_sealed(self, sealed: prefill_pb2.Sealed) -> TokenChunk:
         self._tracked.timer.sealed(decode_prefill_times(sealed.times) if sealed.HasField("times") else None)
         self._workers.add_cached_pages(self._pair.prefill, self._reservation.keys)
-        _verify(sealed)
+        verify(sealed)
         token, finish = decode_token(sealed.first_token), decode_finish(sealed.finish_reason)
         if finish is None and self._prefill_only:
-            raise _damaged("a seal without an end, where the first token is the last")
+            raise damaged("a seal without an end, where the first token is the last")
         scores = self._take_scores()
         self._first = token.index, token.token
         INDEX_ERROR.observe(abs(self._num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
@@ -279,7 +304,7 @@ class Attempt:
         if imported.HasField("first_token"):
             token = decode_token(imported.first_token)
             if (token.index, token.token) != self._first:
-                raise _damaged(f"decode begins after token {token.token}, prefill sealed with another one")
+                raise damaged(f"decode begins after token {token.token}, prefill sealed with another one")
         self._on_decoding()
         self._workers.on_imported(self._request.id, self._pair)
         self._tracked.timer.imported(decode_import_times(imported.times) if imported.HasField("times") else None)
@@ -293,7 +318,7 @@ class Attempt:
     def _on_row(self, row: session_pb2.TokenRow) -> TokenChunk:
         """The tokens of a step, in a session. Its frame was verified."""
         if not row.tokens or (row.scores and len(row.scores) != len(row.tokens)):
-            raise _damaged("a row without tokens, or with scores of others")
+            raise damaged("a row without tokens, or with scores of others")
         return self._on_tokens(decode_row(row), row)
 
     def _on_tokens(
@@ -301,7 +326,7 @@ class Attempt:
     ) -> TokenChunk:
         """Takes the next tokens of `message`, which has their end, too."""
         if not self._decoding and not self._pair.local:
-            raise _damaged("tokens before the import")
+            raise damaged("tokens before the import")
         scores = None
         if not self._decoding:
             scores = self._take_scores() if self._pair.local else None
@@ -369,15 +394,3 @@ class Attempt:
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
         failure.unreached = isinstance(failure.error, WorkerLost) and not self._accepted
-
-
-def _verify(message: Checked) -> None:
-    """Raises `AttemptFailure` if the message's tokens are not those that were sent."""
-    try:
-        verify_check(message)
-    except LinkBroken as error:
-        raise AttemptFailure(error, FaultSource.LINK) from None
-
-
-def _damaged(why: str) -> AttemptFailure:
-    return AttemptFailure(LinkBroken(f"a damaged message: {why}"), FaultSource.LINK)

@@ -19,6 +19,7 @@ from baton.domain.errors import (
     ContextOverflow,
     DeadlineExceeded,
     Draining,
+    NeedMedia,
     NoWorkers,
     Refused,
     Superseded,
@@ -31,6 +32,8 @@ from baton.services.router.admission.tenants import MAX_PRIORITY, TenantTable
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.admission import AdmissionController
 from baton.services.router.dispatch.attempt import Attempt
+from baton.services.router.dispatch.media.budget import MediaBudget
+from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
 from baton.services.router.dispatch.status_log import StatusLog
@@ -50,13 +53,17 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`retry_after_s`: Retry-After for clients while no worker is ready or the router drains."""
+    """`retry_after_s`: Retry-After for clients while no worker is ready or the router drains.
+
+    `max_media_bytes`: files of images of all admitted sequences.
+    """
 
     admission: AdmissionLimits
     reserve: ReserveLimits
     max_attempts: int
     retry_after_s: float = 5.0
     tenants: TenantTable = field(default_factory=TenantTable)
+    max_media_bytes: int = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class TokenDispatcher:
         """`rates`: None for no limits."""
         self._workers = workers
         self._aborts = aborts
+        self._media_budget = MediaBudget(limits.max_media_bytes)
+        self._uploader = MediaUploader(workers)
         self._reserver = Reserver(workers, aborts, limits.reserve)
         self._records = records
         self._identity = identity
@@ -141,7 +150,12 @@ class TokenDispatcher:
             fitted = self._fit_to_workers(sequence, is_takeover)
             num_tokens = len(sequence.prompt_tokens)
             spec = SlotSpec(sequence.tenant, num_tokens, fitted.stop.max_tokens, sequence.priority)
-            slot = self._admission.queue.admit(spec, now, sequence.deadline_s, force=is_takeover)
+            self._media_budget.hold(sequence.files)
+            try:
+                slot = self._admission.queue.admit(spec, now, sequence.deadline_s, force=is_takeover)
+            except BaseException:
+                self._media_budget.release(sequence.files)
+                raise
         except Refused as refusal:
             ADMISSION_TOTAL.labels("refused", refusal.code, sequence.tenant).inc()
             raise
@@ -182,7 +196,8 @@ class TokenDispatcher:
                 return
             while True:
                 try:
-                    async with Attempt(tracked, await self._reserve(tracked), self._workers, self._aborts) as attempt:
+                    reservation = await self._reserve(tracked)
+                    async with Attempt(tracked, reservation, self._workers, self._aborts, self._uploader) as attempt:
                         finish = None
                         while finish is None:
                             chunk = await attempt.next()
@@ -214,6 +229,7 @@ class TokenDispatcher:
 
     def _release(self, tracked: TrackedRequest) -> None:
         self._admission.release(tracked)
+        self._media_budget.release(tracked.sequence.files)
         if self._rates is not None and self._rates.limits_any:
             self._rates.settle(tracked.sequence, tracked.slot.num_served_tokens)
 
@@ -229,6 +245,8 @@ class TokenDispatcher:
         if max_request_tokens is None:
             _, detail = self._workers.readiness()
             raise NoWorkers(detail, retry_after_s=self._limits.retry_after_s)
+        if sequence.files and not is_takeover and not self._workers.encodes(sequence.files[0].processor):
+            raise NoWorkers("no linked pair here serves images", retry_after_s=self._limits.retry_after_s)
         # A pool may hold less than the model's context, which bounds `max_tokens` when the client set none.
         room, stop = max_request_tokens - len(sequence.prompt_tokens), sequence.stop
         num_output_tokens = max(1, stop.min_tokens)
@@ -262,8 +280,9 @@ class TokenDispatcher:
         request, fingerprint = tracked.engine_request(), tracked.required_fingerprint
         try:
             reservation = await self._reserver.reserve(
-                request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata, tracked.sequence.affinity
-            )
+                request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata, tracked.sequence.affinity,
+                files[0].processor if (files := tracked.sequence.files) else "",
+            )  # fmt: skip
         except ReserveFailure as failure:
             tracked.on_reserve_failure(failure.pair)
             raise
@@ -293,4 +312,7 @@ class TokenDispatcher:
             reason=failure.error.log_text,
             retried=may_retry,
         )
+        if isinstance(failure.error, NeedMedia) and tracked.pair is not None:
+            sequence = tracked.sequence
+            self._uploader.on_missing(tracked.pair.prefill, sequence.files, sequence.salt, failure.error)
         tracked.on_attempt_failure(failure, may_retry)

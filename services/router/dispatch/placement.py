@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import Incarnation, PageKey
-from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.domain.worker import IMAGE, LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 
 MOVED_TOKENS_PER_COMPUTED = 16
 """Moving the KV of this many tokens costs as much as computing one."""
@@ -32,6 +33,19 @@ FULL_DECODE_TOKENS = 512
 
 AFFINITY_TOKENS = 256
 """Most that it may cost, in prefill tokens, to place a request where the last one of its affinity was."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFilter:
+    """The router uses workers with this model, this `text_digest` (empty: any) and a valid signature."""
+
+    model: str
+    trust: ClusterTrust = OPEN_CLUSTER
+    text_digest: str = ""
+
+    def serves(self, record: WorkerRecord) -> bool:
+        """True for a worker with this model, tokenizer and template."""
+        return record.model == self.model and self.text_digest in ("", record.text_digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,16 @@ class Pair:
     @property
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
         return self.prefill.incarnation, self.decode.incarnation
+
+    def encodes(self, processor: str) -> bool:
+        """True when prefill encodes images with this processor and decode continues such prompts. All do for "".
+
+        A decode worker computes no prompt with images itself.
+        """
+        if not processor:
+            return True
+        is_served = all(IMAGE in worker.modalities for worker in self.workers)
+        return not self.local and is_served and self.prefill.processor == processor
 
     def has(self, needs: frozenset[str]) -> bool:
         """True when both workers have these capabilities."""
@@ -97,7 +121,7 @@ class PlacementQuery:
     `keys`: page size -> keys of the full pages of the tokens. `busy`: decode workers that had no room just now.
     `fingerprint`, `grammars`: those that the workers must have; "" for any. `needs`: capabilities of both.
     `affinity`: a digest of the tenant and its `prompt_cache_key`; "" for none. `last`: the (prefill, decode) workers
-    that had it last, if it is known.
+    that had it last, if it is known. `processor`: digest of the image processor of a prompt with images; "" for text.
     """
 
     num_tokens: int
@@ -110,6 +134,7 @@ class PlacementQuery:
     needs: frozenset[str] = frozenset()
     affinity: str = ""
     last: tuple[Incarnation, Incarnation] | None = None
+    processor: str = ""
 
 
 _Cost = tuple[int, bool, float]
@@ -188,6 +213,8 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
     costs: list[tuple[_Cost, Pair]] = []
     for pair in pairs:
         if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
+            continue
+        if not pair.encodes(query.processor):
             continue
         if capacity_tokens(pair) >= query.max_tokens and pair.has(query.needs):
             costs.append((_cost(pair, query, index), pair))

@@ -163,15 +163,20 @@ class Reserver:
         fingerprint: str = "",
         metadata: Metadata = (),
         affinity: str = "",
+        processor: str = "",
     ) -> PairReservation | None:
         """Reserves room on the best pair, waiting for it until `deadline` (on the loop's clock).
 
-        A `fingerprint` restricts it to pairs that have it. Requests of one `affinity` prefer the same pair. None when
+        A `fingerprint` restricts it to pairs that have it, a `processor` to those that encode images with it. Requests
+        of one `affinity` prefer the same pair. None when
         no pair was there for `worker_wait_s`, no token was emitted yet, and there is no fingerprint. Raises
         `DeadlineExceeded`, `ModelReplaced`, `ReserveFailure`, or a worker's error that ends the request.
         """
         query = replace(
-            self._query(request, avoided, fingerprint), affinity=affinity, last=self._affinity.find(affinity)
+            self._query(request, avoided, fingerprint),
+            affinity=affinity,
+            last=self._affinity.find(affinity),
+            processor=processor,
         )
         search = _Search(request, metadata, query, self._clock())
         try:

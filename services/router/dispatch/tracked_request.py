@@ -112,6 +112,7 @@ class TrackedRequest:
         return EngineRequest(
             self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt,
             sequence.constraint, sequence.prompt_logprobs if self._wants_scores else None, self.slot.spec.priority,
+            sequence.media,
         )  # fmt: skip
 
     def on_reserved(self, reservation: PairReservation) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey, WorkerId
 from baton.domain.liveness import Liveness
-from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, RecordVerifier
+from baton.domain.trust import RecordVerifier
 from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
@@ -31,6 +31,7 @@ from baton.services.router.dispatch.placement import (
     Pair,
     PlacementQuery,
     PrefixIndex,
+    WorkerFilter,
     capacity_tokens,
     choose_pair,
     linked_pairs,
@@ -67,19 +68,6 @@ class WorkerAbsence(enum.Enum):
     SILENT = "silent"
     SUSPECTED = "suspected"
     STUCK = "stuck"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFilter:
-    """The router uses workers with this model, this `text_digest` (empty: any) and a valid signature."""
-
-    model: str
-    trust: ClusterTrust = OPEN_CLUSTER
-    text_digest: str = ""
-
-    def serves(self, record: WorkerRecord) -> bool:
-        """True for a worker with this model, tokenizer and template."""
-        return record.model == self.model and self.text_digest in ("", record.text_digest)
 
 
 class WorkerSet:
@@ -183,6 +171,10 @@ class WorkerSet:
     def has_fingerprint(self, fingerprint: str) -> bool:
         """True when a linked pair has this fingerprint, or when it is ""."""
         return not fingerprint or any(pair.matches(fingerprint) for pair in self._eligible_pairs())
+
+    def encodes(self, processor: str) -> bool:
+        """True when a linked pair serves images of this processor."""
+        return any(pair.encodes(processor) for pair in self._eligible_pairs())
 
     def add_listener(self, on_refresh: Callable[[], None]) -> None:
         """Calls `on_refresh` after every read of the registry."""

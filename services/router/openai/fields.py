@@ -99,6 +99,14 @@ class Fields:
         """Adds an error of the field."""
         self.errors.add_error(self._path + name, message)
 
+    def path_of(self, name: str) -> str:
+        """The place of the field in the body."""
+        return self._path + name
+
+    def inside(self, name: str, values: Mapping[str, object]) -> Fields:
+        """The fields of an object in the field `name`, such as `content[2]`."""
+        return Fields(values, self.errors, f"{self._path}{name}.")
+
     def add_mismatch(self, name: str, expectation: str) -> None:
         """Adds the error that the field is not as expected."""
         self.add_error(name, f"must be {expectation}, not {short_repr(self.values.get(name))}")

@@ -19,9 +19,13 @@ from baton.services.router.openai.bounds import (
     ROLES,
 )
 from baton.services.router.openai.fields import Fields, is_integer, short_repr
+from baton.services.router.openai.images.parts import ImageParts
 from baton.services.router.openai.reasoning.reader import read_effort
 from baton.services.router.text.chat_template import Message, RenderOptions
 from baton.services.router.text.text_model import TextModel
+
+IMAGE = "image_url"
+"""The type of an image part."""
 
 REASONING_NAMES = ("reasoning_content", "reasoning")
 """Of an assistant's reasoning; the first one wins."""
@@ -30,15 +34,15 @@ PromptInput = str | tuple[int, ...]
 """Text, or token ids."""
 
 
-def read_messages(fields: Fields) -> list[Message]:
-    """The messages with `content` as one string; other fields are left to the template."""
+def read_messages(fields: Fields, images: ImageParts) -> list[Message]:
+    """The messages with `content` as one string, or as parts if it has images. Other fields are the template's."""
     value = fields.values.get("messages")
     if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
         fields.add_mismatch("messages", f"a list of 1 to {MAX_MESSAGES} messages")
         return []
     messages: list[Message] = []
     for index, entry in enumerate(value):
-        messages.append(_read_message(fields, index, entry))
+        messages.append(_read_message(fields, index, entry, images))
     return messages
 
 
@@ -60,9 +64,11 @@ class ChatParams:
         return replace(self, options=replace(self.options, tools=tuple(tools)))
 
 
-def read_chat(fields: Fields, scalars: Mapping[str, Any], text: TextModel, created_s: int) -> ChatParams:
-    """Reads the messages and the fields of the template. `created_s`: time of the call."""
-    messages, continues = read_messages(fields), scalars.get("continue_final_message", False)
+def read_chat(
+    fields: Fields, scalars: Mapping[str, Any], text: TextModel, created_s: int, images: ImageParts
+) -> ChatParams:
+    """Reads the messages, their images, and the fields of the template. `created_s`: time of the call."""
+    messages, continues = read_messages(fields, images), scalars.get("continue_final_message", False)
     if continues and scalars.get("add_generation_prompt"):
         fields.add_error("continue_final_message", "contradicts add_generation_prompt: true")
     if continues and messages and not _can_continue(messages[-1]):
@@ -123,7 +129,7 @@ def _read_documents(fields: Fields, text: TextModel) -> list[Mapping[str, Any]]:
     return value
 
 
-def _read_message(fields: Fields, index: int, entry: object) -> Message:
+def _read_message(fields: Fields, index: int, entry: object, images: ImageParts) -> Message:
     if not isinstance(entry, dict):
         fields.add_error(f"messages[{index}]", f"must be an object, not {short_repr(entry)}")
         return {}
@@ -136,8 +142,36 @@ def _read_message(fields: Fields, index: int, entry: object) -> Message:
     if entry.get("role") == "assistant":
         entry = _with_reasoning(message, entry)
     if isinstance(entry.get("content"), str):
+        images.check_text(message, "content", entry["content"])
         return entry
-    return {**entry, "content": _read_content(message)}
+    if images.served and _has_images(entry.get("content")):
+        return {**entry, "content": _read_parts(message, index, images)}
+    content = _read_content(message, images)
+    images.check_text(message, "content", content)
+    return {**entry, "content": content}
+
+
+def _has_images(content: object) -> bool:
+    return isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == IMAGE for part in content)
+
+
+def _read_parts(message: Fields, index: int, images: ImageParts) -> list[dict[str, str]]:
+    """The parts of a message with images, as chat templates have them."""
+    content, parts = cast("list[object]", message.values["content"]), []
+    if len(content) > MAX_CONTENT_PARTS:
+        message.add_error("content", f"must have at most {MAX_CONTENT_PARTS} parts")
+        return []
+    for at, part in enumerate(content):
+        name = f"content[{at}]"
+        if isinstance(part, dict) and part.get("type") == IMAGE:
+            images.read(message.inside(name, part), message.values.get("role"), (index, at))
+            parts.append({"type": "image"})
+        elif isinstance(text := _text_of(part, ("text",)), str):
+            images.check_text(message, name, text)
+            parts.append({"type": "text", "text": text})
+        else:
+            message.add_error(name, f"must be a part of type text or {IMAGE}, not {short_repr(part)}")
+    return parts
 
 
 def _with_reasoning(message: Fields, entry: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +220,7 @@ def _is_call(value: object) -> bool:
     return isinstance(function.get("arguments"), str | dict)
 
 
-def _read_content(message: Fields) -> str | None:
+def _read_content(message: Fields, images: ImageParts) -> str | None:
     """Joins text parts with line breaks. Only an assistant's message may have no content.
 
     Its text then is its `refusal`; None if it only calls tools.
@@ -205,7 +239,9 @@ def _read_content(message: Fields) -> str | None:
     texts = [_text_of(part, kinds) for part in content]
     parts = [text for text in texts if isinstance(text, str)]
     if len(parts) < len(texts):
-        message.add_mismatch("content", 'made of {"type": "text", "text": ...} parts; this model reads nothing else')
+        kinds_read = "text and image_url parts" if images.served else '{"type": "text", "text": ...} parts'
+        reason = f" (its images are not served: {images.reason})" if images.reason else ""
+        message.add_mismatch("content", f"made of {kinds_read}; this model reads nothing else{reason}")
     return "\n".join(parts)
 
 

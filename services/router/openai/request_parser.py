@@ -31,19 +31,27 @@ INLINE_BODY_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """A request as the client posted it, and all that is needed to parse it again. `endpoint` is the path."""
+    """A request as the client posted it, and all that is needed to parse it again. `endpoint` is the path.
+
+    `stored`: the body comes from the state store, and refers to its images.
+    """
 
     endpoint: str
     body: bytes
     metadata: RequestMetadata
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A valid request, and a new builder for its response."""
+    """A valid request, and a new builder for its response.
+
+    `stored_body`: the body for the state store, where it must be another than the client's: without files of images.
+    """
 
     request: ValidRequest
     response_builder: ResponseBuilder
+    stored_body: bytes | None = None
 
 
 async def run_parser(num_bytes: int, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,8 +77,10 @@ class RequestParser:
         body = parse_object(raw.body)
         match raw.endpoint:
             case "/v1/chat/completions":
-                chat = self._validator.chat(body, raw.metadata)
-                return ParsedRequest(chat, ChatResponseBuilder(chat, self._text, self._fingerprint))
+                images = self._validator.image_parts(stored=raw.stored)
+                chat = self._validator.chat(body, raw.metadata, images)
+                builder = ChatResponseBuilder(chat, self._text, self._fingerprint)
+                return ParsedRequest(chat, builder, None if raw.stored else images.stored_body(body))
             case "/v1/completions":
                 completion = self._validator.completion(body, raw.metadata)
                 return ParsedRequest(completion, CompletionResponseBuilder(completion, self._text, self._fingerprint))

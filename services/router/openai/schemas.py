@@ -201,13 +201,14 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 # --- models, errors ---
 class Model(Struct, frozen=True, kw_only=True):
-    """A served model."""
+    """A served model. `modalities`: what messages may have: text, image."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["baton"] = "baton"
     max_model_len: int
+    modalities: list[str]
 
 
 class ModelList(Struct, frozen=True):

@@ -40,7 +40,8 @@ class TokenizationParser:
         fields = self._open(parse_object(body))
         scalars = fields.read({**dict.fromkeys(TOKENIZE_FLAGS, FLAG), "enable_thinking": FLAG})
         if "messages" in fields.values:
-            chat = read_chat(fields, scalars, self._text, metadata.created_s)
+            images = self._validator.image_parts()
+            chat = read_chat(fields, scalars, self._text, metadata.created_s, images)
             fields.errors.raise_if_any()
             prompt, is_chat = self._text.render_chat(chat.messages, chat.options), True
         else:
@@ -50,6 +51,8 @@ class TokenizationParser:
             fields.errors.raise_if_any()
             prompt, is_chat = str(text), False
         tokens = self._text.encode(prompt, add_special_tokens=scalars.get("add_special_tokens", not is_chat))
+        if is_chat:
+            tokens, _ = images.place(tokens, "messages")
         strings = [self._text.token_text(token) for token in tokens] if scalars.get("return_token_strs") else UNSET
         return TokenizeResult(len(tokens), max_model_len, list(tokens), strings)
 

@@ -13,8 +13,9 @@ from typing import Any
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed, ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
+from baton.domain.media.span import MediaSpan
 from baton.domain.request import StopParams
-from baton.services.router.generation import SequenceSpec
+from baton.services.router.generation import MediaFile, SequenceSpec
 from baton.services.router.openai.bounds import (
     DEFAULT_COMPLETION_TOKENS,
     LENGTHS,
@@ -26,6 +27,7 @@ from baton.services.router.openai.constraint.reader import RequestedConstraint
 from baton.services.router.openai.field_table.field import FieldEndpoint
 from baton.services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
 from baton.services.router.openai.fields import FieldErrors, Fields, short_repr
+from baton.services.router.openai.images.parts import ImageParts
 from baton.services.router.openai.parameters import CommonParams, choice_seed, read_common_params
 from baton.services.router.openai.prompts import PromptInput, read_chat, read_prompts
 from baton.services.router.openai.reasoning.phases import with_reasoning
@@ -33,6 +35,7 @@ from baton.services.router.openai.reasoning.reader import BUDGET, RequestedReaso
 from baton.services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools, with_form
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel
 
 MAX_CHAR_BYTES = 4
 """Most bytes of a character in UTF-8. A token has at least one byte."""
@@ -68,19 +71,31 @@ class RequestValidator:
         max_model_len: int,
         deadline_s: float,
         other_names: Collection[str] = (),
+        images: ImageModel | None = None,
     ) -> None:
-        """`max_model_len` in tokens, prompt and answer together. `other_names`: further names of the same model."""
+        """`max_model_len` in tokens, prompt and answer together. `other_names`: further names of the same model.
+
+        `images`: of the model; None for a model of text.
+        """
+        self._images = images or ImageModel()
         self._text = text
         self._names = frozenset({model_name, *other_names})
         self._max_model_len = max_model_len
         self._deadline_s = deadline_s
 
-    def chat(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
-        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
-        return self.render(body, metadata)[0]
+    def image_parts(self, *, stored: bool = False) -> ImageParts:
+        """A reader of one chat's images. `stored`: of a body from the state store."""
+        return ImageParts(self._images, self._text, stored=stored)
 
-    def render(self, body: Body, metadata: RequestMetadata) -> tuple[ValidRequest, str]:
-        """A chat, and the text of its prompt. Raises as `chat`."""
+    def chat(self, body: Body, metadata: RequestMetadata, images: ImageParts | None = None) -> ValidRequest:
+        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`. `images`: a new reader, for its result."""
+        return self.render(body, metadata, images)[0]
+
+    def render(
+        self, body: Body, metadata: RequestMetadata, images: ImageParts | None = None
+    ) -> tuple[ValidRequest, str]:
+        """A chat, and the text of its prompt, with one placeholder for each image. Raises as `chat`."""
+        images = images or self.image_parts()
         checked = self._open(body, FieldEndpoint.CHAT)
         fields = checked.fields
         scalars = fields.read(SCALARS[FieldEndpoint.CHAT])
@@ -90,7 +105,7 @@ class RequestValidator:
         elif "top_logprobs" in scalars:
             fields.add_error("top_logprobs", "needs logprobs: true")
         params = read_common_params(fields, scalars, logprobs, self._text, metadata.tenant)
-        chat = read_chat(fields, scalars, self._text, metadata.created_s)
+        chat = read_chat(fields, scalars, self._text, metadata.created_s, images)
         tools = None
         if not body.keys().isdisjoint(TOOL_FIELDS):
             tools, params = self._read_tools(fields, params, scalars)
@@ -100,8 +115,13 @@ class RequestValidator:
         reasoning, params = self._read_reasoning(fields, params, scalars, text, chat.continued)
         if self._may_be_too_long(text, params):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
-        tokens = self._truncated(self._text.encode(text, add_special_tokens=False), params)
+        tokens, media = images.place(self._text.encode(text, add_special_tokens=False), "messages")
+        if media:
+            _check_media(params)
+        tokens = self._truncated(tokens, params)
         built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
+        if media:
+            built = _with_media(built, media, images.files)
         return replace(built, unknown_fields=checked.unknown + chat.unread, tools=tools, reasoning=reasoning), text
 
     def _read_tools(
@@ -199,6 +219,8 @@ class RequestValidator:
             prompt = self._text.encode(prompt, add_special_tokens=True)
         if not prompt:
             raise InvalidRequest("prompt: has no tokens", param="prompt")
+        if self._images.rules is not None and self._images.rules.placeholder in prompt:
+            raise InvalidRequest("prompt: has the placeholder of an image; images come in chats", param="prompt")
         return self._truncated(prompt, params)
 
     def _truncated(self, prompt: tuple[int, ...], params: CommonParams) -> tuple[int, ...]:
@@ -303,3 +325,16 @@ class RequestValidator:
                 param=param,
             )
         return remaining
+
+
+def _check_media(params: CommonParams) -> None:
+    """Refuses what is not defined for a prompt with images. Raises `InvalidRequest`."""
+    if params.truncation is not None:
+        raise InvalidRequest("truncate_prompt_tokens: is not supported with images", param="truncate_prompt_tokens")
+    if params.scores is not None:
+        raise InvalidRequest("prompt_logprobs: is not supported with images", param="prompt_logprobs")
+
+
+def _with_media(request: ValidRequest, media: tuple[MediaSpan, ...], files: tuple[MediaFile, ...]) -> ValidRequest:
+    sequences = tuple(replace(sequence, media=media, files=files) for sequence in request.sequences)
+    return replace(request, sequences=sequences)

@@ -102,7 +102,9 @@ class CallOwnership:
             private=metadata.private,
             text_digest=self._text_digest,
         )
-        return OwnershipHandle(self._writer, record, self._writer.open_call(record), self._durability)
+        stored = self._writer.open_call(record)
+        has_files = any(sequence.files for sequence in call.sequences)  # they are in this router's memory only
+        return OwnershipHandle(self._writer, record, stored, _not_durable if has_files else self._durability)
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
@@ -123,4 +125,8 @@ class CallOwnership:
 def raw_request_of(record: CallRecord) -> RawRequest:
     """The raw request of a stored call."""
     metadata = RequestMetadata(record.id, record.created_s, record.seed, record.tenant, record.private)
-    return RawRequest(record.endpoint, record.body, metadata)
+    return RawRequest(record.endpoint, record.body, metadata, stored=True)
+
+
+def _not_durable() -> Durability:
+    return Durability.NONE

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from baton.domain.errors import InvalidRequest
 
 Message = Mapping[str, object]
-"""One message for a template: plain JSON values, `content` a string or absent."""
+"""One message for a template: plain JSON values, `content` a string, or a list of parts if it has images, or absent."""
 
 MAX_ERROR_CHARS = 200
 
@@ -54,6 +54,10 @@ class RenderOptions:
     documents: Sequence[Mapping[str, object]] = ()
 
 
+_PROBE_TEXT = "\ue000a message\ue001"
+_PROBE: Message = {"role": "user", "content": _PROBE_TEXT}
+
+
 class _GenerationBlocks(Extension):
     """Accepts `{% generation %}...{% endgeneration %}` (marks an answer for training) as plain text."""
 
@@ -74,6 +78,8 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self._read = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        self._wants_parts = False
+        self._wants_parts = not self._shows(_PROBE) and self._shows(_as_parts(_PROBE))
 
     def may_set(self, name: str) -> bool:
         """True if clients may set this variable."""
@@ -94,13 +100,21 @@ class ChatTemplate:
             raise InvalidRequest("the chat template does not keep the final message as it is", param="messages")
         return text
 
+    def _shows(self, message: Message) -> bool:
+        """True if the text of a user's message comes into the prompt, and nothing of its JSON."""
+        try:
+            text = self._render([message], RenderOptions())
+        except InvalidRequest:
+            return False
+        return _PROBE_TEXT in text and "'text'" not in text
+
     def _render(self, messages: Sequence[Message], options: RenderOptions) -> str:
         created = datetime.fromtimestamp(options.created_s, UTC)
         try:
             return self._template.render(
                 {
                     **options.variables,
-                    "messages": list(messages),
+                    "messages": list(map(_as_parts, messages)) if self._wants_parts else list(messages),
                     "tools": list(options.tools) or None,
                     "documents": list(options.documents) or None,
                     "add_generation_prompt": options.add_generation_prompt,
@@ -111,6 +125,12 @@ class ChatTemplate:
         except _RENDER_ERRORS as error:
             reason = str(error)[:MAX_ERROR_CHARS]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
+
+
+def _as_parts(message: Message) -> Message:
+    """The message with its text as a part: some templates of models with images read nothing else."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

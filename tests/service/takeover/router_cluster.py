@@ -16,9 +16,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from baton.domain.ids import RequestId
+from baton.domain.worker import IMAGE, TEXT
 from baton.services.router.app import listen, run
 from baton.services.router.settings import RouterSettings
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import CallRecord, CallStatus, StateStore
@@ -121,29 +123,36 @@ async def router_cluster(
     num_routers: int = 2,
     decode: Sequence[ScriptedAction] = (),
     store: StateStore | None = None,
+    model: tuple[TextModel, ImageModel] | None = None,
     **settings: Any,
 ) -> AsyncIterator[RouterCluster]:
-    """Ready routers. Everything is closed afterwards."""
+    """Ready routers. Everything is closed afterwards. `model`: one with images, in place of that of the directory."""
+    text, images = model or (text_model(directory), ImageModel())
     shared = store or MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
-    cluster = MockCluster(
-        shared, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text_model(directory).digest
-    )
+    cluster = MockCluster(shared, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text.digest)
+    if images.rules is not None:
+        cluster.prefills[0].processor = images.processor
+        for worker in cluster.workers:
+            worker.modalities = (TEXT, IMAGE)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(shared.close)
         stack.push_async_callback(cluster.stop)
         await cluster.start()
         w = RouterCluster(shared, cluster)
         for number in range(num_routers):
-            w.routers.append(await stack.enter_async_context(_router(f"router-{number}", shared, directory, settings)))
+            entered = _router(f"router-{number}", shared, (text, images), settings)
+            w.routers.append(await stack.enter_async_context(entered))
         yield w
 
 
 @asynccontextmanager
-async def _router(name: str, shared: StateStore, directory: Path, settings: dict[str, Any]) -> AsyncIterator[Router]:
+async def _router(
+    name: str, shared: StateStore, model: tuple[TextModel, ImageModel], settings: dict[str, Any]
+) -> AsyncIterator[Router]:
     store, stop, sock = PartitionedStore(shared), asyncio.Event(), listen("127.0.0.1", 0)
     limits = {"heartbeat_interval_s": 0.05, "drain_timeout_s": 5.0, **settings}
     chosen = RouterSettings(model=MODEL, port=0, router_id=name, **limits)
-    task = asyncio.create_task(run(chosen, text_model(directory), store, sock, stop))
+    task = asyncio.create_task(run(chosen, model[0], store, sock, stop, images=model[1]))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=False) as http:

@@ -20,13 +20,11 @@ from baton.rpc.codec import encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.tokens.token_check import set_check
 from baton.services.router.admission.slot import Slot, SlotSpec
-from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.attempt import Attempt
 from baton.services.router.dispatch.placement import Pair
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
-from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import SequenceSpec, TokenChunk
 from baton.store.memory_store import MemoryStore
 from baton.store.store import SequenceRecord
@@ -169,7 +167,8 @@ async def running(num_emitted: int = 0, deadline_s: float = 60.0) -> AsyncIterat
     reservation = PairReservation(PAIR, "reservation", 0, ())
     tracked.on_reserved(reservation)
     workers = ScriptedWorkers()
-    attempt = Attempt(tracked, reservation, cast(WorkerSet, workers), cast(Aborts, workers))
+    scripted = cast(Any, workers)
+    attempt = Attempt(tracked, reservation, scripted, scripted, scripted)
     try:
         async with attempt:
             yield Running(workers, attempt, tracked)

@@ -1,0 +1,1 @@
+"""Images in the messages of a chat."""

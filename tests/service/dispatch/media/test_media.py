@@ -1,0 +1,220 @@
+"""Images on their way to workers: once to each process, before the prompt, again when they were lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import Broken, InvalidRequest, NeedMedia, NoWorkers, Overloaded
+from baton.domain.media.identity import media_identity
+from baton.domain.media.span import MediaSpan
+from baton.domain.worker import IMAGE, TEXT, WorkerBudgets
+from baton.rpc.codec import decode_request
+from baton.rpc.gen import prefill_pb2
+from baton.rpc.media_upload import MAX_PART_BYTES
+from baton.services.router.dispatch.dispatcher import DispatchLimits
+from baton.services.router.generation import MediaFile, SequenceSpec
+from tests.mock_workers import Fail, Phase, ScriptedAction
+from tests.service.dispatch.dispatch_world import LIMITS, World, scripted, sequence, tokens, two_refreshes, world
+
+PROCESSOR = "p" * 32
+PLACEHOLDER = 99
+RED, BLUE = b"red" * 1000, b"blue" * 750
+"""Files of one size: the same tokens stand for both."""
+
+
+def image(data: bytes, param: str = "messages[0].content[0].image_url.url") -> MediaFile:
+    return MediaFile(media_identity(data, PROCESSOR), data, len(data), PROCESSOR, "auto", 4, None, param)
+
+
+def seen(name: str, *data: bytes, salt: str = "", max_tokens: int = 5) -> SequenceSpec:
+    """A sequence whose prompt has an image of 4 rows for each of `data`, with text before and between."""
+    prompt: list[int] = []
+    media = []
+    files = tuple(map(image, data))
+    for file in files:
+        prompt += [1, 2, 3]
+        media.append(MediaSpan(len(prompt), 4, file.identity))
+        prompt += [PLACEHOLDER] * 4
+    spec = sequence(name, prompt=(*prompt, 5), max_tokens=max_tokens)
+    return replace(spec, media=tuple(media), files=files, salt=salt)
+
+
+@asynccontextmanager
+async def vision(
+    num_prefill: int = 1, script: tuple[ScriptedAction, ...] = (), limits: DispatchLimits = LIMITS
+) -> AsyncIterator[World]:
+    """A world whose workers serve images."""
+    async with world(prefill=[script] * num_prefill, limits=limits) as w:
+        for worker in (*w.cluster.prefills, *w.cluster.decodes):
+            worker.modalities = (TEXT, IMAGE)
+        for prefill in w.cluster.prefills:
+            prefill.processor = PROCESSOR
+        await announce(w)
+        yield w
+
+
+async def announce(w: World) -> None:
+    """Announces what the test has changed, and waits until the router has read it."""
+    await w.cluster.announce()
+    await two_refreshes(w)
+
+
+async def test_a_file_comes_once_and_spans_go_to_both_workers():
+    async with vision() as w:
+        for name in ("a", "b"):
+            assert tokens(await w.generate(seen(name, RED, BLUE, RED))) == scripted(5)
+        headers = w.prefill.media.headers
+        assert sorted(header.identity for header in headers) == sorted(image(data).identity for data in (RED, BLUE))
+        assert [header.num_rows for header in headers] == [4, 4]
+        assert {header.processor for header in headers} == {PROCESSOR}
+        assert set(w.prefill.media.held.values()) == {RED, BLUE}
+        spans = seen("a", RED, BLUE, RED).media
+        assert [request.media for request in w.prefill.requests] == [spans, spans]
+        assert [decode_request(message.request).media for message in w.decode.generates] == [spans, spans]
+
+
+async def test_a_large_file_comes_in_parts():
+    large = bytes(range(256)) * (2 * MAX_PART_BYTES // 256) + b"rest"
+    async with vision() as w:
+        await w.generate(seen("a", large))
+        assert list(w.prefill.media.held.values()) == [large]
+
+
+async def test_images_of_another_salt_are_sent_again():
+    async with vision() as w:
+        for salt in ("one", "two"):
+            await w.generate(seen(salt, RED, salt=salt))
+        assert [header.salt for header in w.prefill.media.headers] == ["one", "two"]
+
+
+async def test_a_lost_image_is_sent_again_and_the_answer_is_the_same():
+    async with vision() as w:
+        await w.generate(seen("a", RED))
+        w.prefill.media.held.clear()
+        sent = seen("b", RED, BLUE)
+        assert tokens(await w.generate(sent)) == scripted(5)
+        assert len(w.prefill.media.headers) == 3  # red, blue, and red again
+        assert [request.id.attempt for request in w.prefill.requests] == [1, 1, 2]
+
+
+async def test_a_new_process_gets_all_images():
+    async with vision() as w:
+        await w.generate(seen("a", RED))
+        w.prefill.change_incarnation()
+        await announce(w)
+        await w.generate(seen("b", RED))
+        assert len(w.prefill.media.headers) == 2
+
+
+async def test_a_later_attempt_on_another_worker_brings_its_images():
+    lose = (ScriptedAction(Phase.ACCEPT, Fail("worker_lost"), times=1),)
+    async with vision(num_prefill=2, script=lose) as w:
+        assert tokens(await w.generate(seen("a", RED))) == scripted(5)
+        assert [len(prefill.media.headers) for prefill in w.cluster.prefills] == [1, 1]
+
+
+async def test_equal_placeholders_have_other_page_keys():
+    async with vision() as w:
+        for name, data in (("a", RED), ("b", BLUE), ("c", RED)):
+            await w.generate(seen(name, data))
+        first, second, third = (list(message.page_keys) for message in w.decode.reservations)
+        assert first == third
+        assert first != second
+
+
+async def test_a_refused_file_is_the_clients_mistake():
+    async with vision() as w:
+        for outcome in (prefill_pb2.MEDIA_OUTCOME_UNREADABLE, prefill_pb2.MEDIA_OUTCOME_TOO_LARGE):
+            w.prefill.media.outcomes.append(outcome)
+            with pytest.raises(InvalidRequest, match="the image is damaged") as refused:
+                await w.generate(seen(f"a{outcome}", RED))
+            assert refused.value.param == "messages[0].content[0].image_url.url"
+        assert w.prefill.requests == []
+        assert tokens(await w.generate(seen("b", RED))) == scripted(5)
+
+
+async def test_another_count_fails_that_request_only():
+    async with vision() as w:
+        w.prefill.media.outcomes.append(prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS)
+        with pytest.raises(Broken, match="counts 0 rows"):
+            await w.generate(seen("a", RED))
+        assert tokens(await w.generate(seen("b", RED))) == scripted(5)
+
+
+async def test_a_worker_of_another_processor_is_left_for_another_one():
+    async with vision(num_prefill=2) as w:
+        for prefill in w.cluster.prefills:
+            prefill.media.outcomes.append(prefill_pb2.MEDIA_OUTCOME_OTHER_PROCESSOR)
+        w.cluster.prefills[1].media.outcomes.clear()
+        for name in ("a", "b"):
+            assert tokens(await w.generate(seen(name, RED))) == scripted(5)
+
+
+@pytest.mark.parametrize("lacks", ["prefill", "decode", "processor"])
+async def test_only_pairs_that_serve_images_get_any(lacks):
+    async with vision() as w:
+        if lacks == "processor":
+            w.prefill.processor = "q" * 32
+        else:
+            (w.prefill if lacks == "prefill" else w.decode).modalities = (TEXT,)
+        await announce(w)
+        with pytest.raises(NoWorkers, match="serves images"):
+            w.admit(seen("a", RED))
+        assert tokens(await w.generate(sequence("b"))) == scripted(5)
+
+
+async def test_decode_computes_no_prompt_with_images():
+    async with vision() as w:
+        w.decode.budgets = WorkerBudgets(prefill_tokens=512, rows=8)
+        w.prefill.budgets = WorkerBudgets()
+        await announce(w)
+        with pytest.raises(NoWorkers, match="serves images"):
+            w.admit(seen("a", RED))
+
+
+async def test_a_taken_over_sequence_needs_its_images_on_a_worker():
+    async with vision() as w:
+        await w.generate(seen("a", RED))
+        without = tuple(replace(file, data=None) for file in seen("b", RED).files)
+        assert tokens(await w.generate(replace(seen("b", RED), files=without))) == scripted(5)
+        w.prefill.media.held.clear()
+        with pytest.raises(NeedMedia):
+            await w.generate(replace(seen("c", RED), files=without))
+
+
+async def test_the_memory_of_images_is_bounded_and_given_back():
+    limits = replace(LIMITS, max_media_bytes=2 * len(RED))
+    async with vision(limits=limits) as w:
+        shared = seen("a", RED)
+        held = [w.admit(shared), w.admit(replace(shared, id=sequence("a2").id)), w.admit(seen("b", BLUE))]
+        with pytest.raises(Overloaded, match="too many images"):
+            w.admit(seen("c", bytes(bytearray(RED))))
+        for admitted in held:
+            w.dispatcher.release(admitted)
+        assert tokens(await w.generate(seen("d", RED))) == scripted(5)
+        assert w.dispatcher._media_budget.num_bytes == 0
+
+
+async def test_a_cancelled_upload_ends_with_its_request():
+    async with vision() as w:
+        hold = asyncio.Event()
+        put = w.prefill.media.put
+
+        async def stuck(requests, context):
+            hold.set()
+            await asyncio.Event().wait()
+            return await put(requests, context)
+
+        w.prefill.media.put = stuck  # type: ignore[method-assign]
+        running = asyncio.create_task(w.generate(seen("a", RED)))
+        async with asyncio.timeout(5):
+            await hold.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert w.dispatcher._media_budget.num_bytes == 0
