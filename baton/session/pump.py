@@ -35,6 +35,7 @@ class SessionPump:
         self._connection: WireConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # uvloop gives a timer that is due a handle without `when`
+        self._soonest_s = session.soonest_wakeup_s
         self._meter = SessionMeter(session)
 
     def start(self) -> None:
@@ -100,16 +101,18 @@ class SessionPump:
                 message = await connection.receive()
                 if message is None or self._connection is not connection:
                     return
-                state, messages = self.session.state, self.session.receive(message, self._loop.time())
+                now, state = self._loop.time(), self.session.state
+                messages = self.session.receive(message, now)
             except LinkBroken:
                 return  # the session has counted it
             if messages:
                 self._apply(messages)
             if self.session.state is not state:
                 self._changed()
-            if self.session.has_work(self._loop.time()):
+            if self.session.has_work(now):
                 self.wake()
-            self._arm()
+            if self._timer is None or self._timer_at > now + self._soonest_s:
+                self._arm()
 
     async def _write(self, connection: WireConnection) -> None:
         while True:

@@ -27,7 +27,8 @@ WORKER_KINDS = frozenset({"joined", "scores", "step", "ended", "goodbye"})
 class SessionLimits:
     """`ping_s`: silence before a ping; `silent_s`: before a connection is broken; `resume_s`: from there to LOST.
 
-    Applied frames are acknowledged within `ack_s` or `ack_bytes`. `dial_s`: from the start to the first connection.
+    Applied frames are acknowledged within `ack_s` or `ack_bytes`. An ack alone costs a message, so acks are rare, but
+    `ack_s` is below `ping_s`: a busy connection needs no pings. `dial_s`: from the start to the first connection.
     `leave_s`: for a goodbye to be heard. `probe_s`: between the pings that measure the round trip of a busy connection.
     """
 
@@ -37,7 +38,7 @@ class SessionLimits:
     dial_s: float = 6.0
     leave_s: float = 0.25
     probe_s: float = 5.0
-    ack_s: float = 0.05
+    ack_s: float = 0.25
     ack_bytes: int = 256 << 10
     outbox: OutboxLimits = field(default_factory=OutboxLimits)
 
@@ -57,6 +58,7 @@ class _Connection:
     ping_sent_at: float = 0.0
     is_asked: bool = False  # a ping has left, and nothing was heard since
     pong_owed: int = 0
+    sent_ack: int = -1  # newest on this connection; a frame that would repeat it has none
 
 
 class MessageSession:
@@ -177,8 +179,10 @@ class MessageSession:
         if body is None and not (pong or ping or self._ack_is_due(now)):
             return None
         self._ack_due_at, self._unacked_bytes = None, 0
-        # Concatenated serialisations of one message type merge, so a retained frame gets a new ack without a parse.
-        body = (body or b"") + pb.Frame(ack=self.last_applied_seq, ping=ping, pong=pong).SerializeToString()
+        if body is None or ping or pong or self.last_applied_seq != connection.sent_ack:
+            # Concatenated serialisations of one message type merge, so a retained frame gets a new ack without a parse.
+            body = (body or b"") + pb.Frame(ack=self.last_applied_seq, ping=ping, pong=pong).SerializeToString()
+            connection.sent_ack = self.last_applied_seq
         return pb.SessionMessage(body=body, tag=connection.sent.tag(body))
 
     def has_work(self, now: float) -> bool:
@@ -192,6 +196,11 @@ class MessageSession:
     def _ping_is_due(self, connection: _Connection, now: float) -> bool:
         return not connection.is_asked and now - connection.heard_at >= self._limits.ping_s
 
+    @property
+    def soonest_wakeup_s(self) -> float:
+        """What arrives makes no wake-up due sooner than this after it."""
+        return min(self._limits.ack_s, self._limits.ping_s, self._limits.silent_s)
+
     def next_wakeup(self) -> float | None:
         """When `on_time` and `take` have something to do without a message; None once the session has ended."""
         if self.state in ENDED_STATES:
@@ -199,14 +208,13 @@ class MessageSession:
         connection = self._connection
         if connection is None:
             return self._gone_at
-        times = [connection.heard_at + self._limits.silent_s]
-        if not connection.is_asked:
-            times.append(connection.heard_at + self._limits.ping_s)
-        if self._ack_due_at is not None:
-            times.append(self._ack_due_at)
-        if self._leaves_by is not None:
-            times.append(self._leaves_by)
-        return min(times)
+        limits = self._limits
+        wakeup = connection.heard_at + (limits.silent_s if connection.is_asked else min(limits.silent_s, limits.ping_s))
+        if self._ack_due_at is not None and self._ack_due_at < wakeup:
+            wakeup = self._ack_due_at
+        if self._leaves_by is not None and self._leaves_by < wakeup:
+            wakeup = self._leaves_by
+        return wakeup
 
     def on_time(self, now: float) -> None:
         """Breaks a silent connection, loses a session that was without one for too long, closes one that leaves."""
@@ -230,27 +238,30 @@ class MessageSession:
     def _apply(self, connection: _Connection, frame: pb.Frame, num_bytes: int, now: float) -> list[pb.StreamMessage]:
         if frame.ack > self.outbox.last_seq:
             raise BadFrame(f"an ack of frame {frame.ack} of {self.outbox.last_seq}")
-        if frame.seq > self.last_applied_seq + 1 or (frame.messages and not frame.seq):
-            raise BadFrame(f"frame {frame.seq} came after frame {self.last_applied_seq}")
-        if any(message.WhichOneof("kind") not in self._accepts for message in frame.messages):
+        seq, messages = frame.seq, list(frame.messages)
+        if seq > self.last_applied_seq + 1 or (messages and not seq):
+            raise BadFrame(f"frame {seq} came after frame {self.last_applied_seq}")
+        kinds = {message.WhichOneof("kind") for message in messages}
+        if not self._accepts.issuperset(kinds):
             raise BadFrame("a message that the other end's role may not send")
         self.established = True
         self._hear(connection, frame, now)
         self.outbox.acknowledge(frame.ack)
-        if frame.seq:
+        if seq:
             self._unacked_bytes += num_bytes
             if self._ack_due_at is None:
                 self._ack_due_at = now + self._limits.ack_s
-        if frame.seq == self.last_applied_seq + 1:
-            self.last_applied_seq = frame.seq
-            self._hear_goodbye(frame)
-            return list(frame.messages)
-        self.num_duplicates += bool(frame.seq)
+        if seq == self.last_applied_seq + 1:
+            self.last_applied_seq = seq
+            if "goodbye" in kinds:
+                self._hear_goodbye(messages)
+            return messages
+        self.num_duplicates += bool(seq)
         return []
 
-    def _hear_goodbye(self, frame: pb.Frame) -> None:
+    def _hear_goodbye(self, messages: list[pb.StreamMessage]) -> None:
         """Closes the session when the other end has left it. Its driver closes the connection, which is the answer."""
-        for message in frame.messages:
+        for message in messages:
             if message.HasField("goodbye") and self.state not in ENDED_STATES:
                 self._close(message.goodbye.reason)
 

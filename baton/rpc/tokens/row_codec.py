@@ -27,7 +27,10 @@ def encode_row(tokens: Sequence[OutputToken], finish: FinishReason | None, times
 def decode_row(row: pb.TokenRow) -> tuple[OutputToken, ...]:
     """The tokens of a row. Raises `ValueError` for scores of another number of tokens."""
     if not row.scores:
-        return tuple(OutputToken(index, token) for index, token in enumerate(row.tokens, start=row.first_index))
+        tokens, first = row.tokens, row.first_index
+        if len(tokens) == 1:  # of almost all rows
+            return (OutputToken(first, tokens[0]),)
+        return tuple(OutputToken(index, token) for index, token in enumerate(tokens, start=first))
     pairs = zip(row.tokens, row.scores, strict=True)
     return tuple(
         OutputToken(index, token, _decode_scores(scores))
