@@ -114,6 +114,14 @@ class _StubChannel:
 
         return invoke
 
+    def stream_unary(
+        self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
+    ) -> Callable[..., Any]:
+        def invoke(messages: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+            raise NotImplementedError(f"{method}: no simulated client sends images")
+
+        return invoke
+
     def _call(self, method: str, message: Any, request: bytes, timeout: float | None, metadata: Any) -> SimCall:
         return SimCall(self, method, message, request, timeout, metadata)
 
