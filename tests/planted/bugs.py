@@ -41,8 +41,8 @@ BUGS = (
     ),
     bug(
         CLIENTS, "a date in a prompt is not that of the call", "services/router/openai/validation.py",
-        "chat = read_chat(fields, scalars, self._text, metadata.created_s)",
-        "chat = read_chat(fields, scalars, self._text, 1_700_000_000)",
+        "chat = read_chat(fields, scalars, self._text, metadata.created_s, images)",
+        "chat = read_chat(fields, scalars, self._text, 1_700_000_000, images)",
         "tests/unit/router/openai/test_template_fields.py",
     ),
     bug(
