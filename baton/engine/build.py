@@ -12,7 +12,10 @@ from pathlib import Path
 import torch
 
 from baton.domain.fingerprint import Fingerprint
+from baton.domain.media.span import MediaRules
 from baton.engine.masks import MaskFiller
+from baton.engine.media.step_inputs import EmbeddingSource
+from baton.engine.media.vision import EngineVision, engine_vision, media_rules
 from baton.engine.runner import ModelRunner
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import one_line
@@ -33,7 +36,7 @@ from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.identity import checkpoint_root, draft_identity, model_fingerprint
 from baton.model.loading.kernel_choice import KernelUse
-from baton.model.loading.loader import DecoderChoice, LoadedModel
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.loading.quantization import Quantization, QuantizationReport
 from baton.model.loading.self_check import VerificationBits
 from baton.model.sharing.shared_weights import (
@@ -72,7 +75,8 @@ class Engine:
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
     tokenizer. `verification`: bits of a row of several tokens; None where it was not checked.
-    `kernels`: what a worker registers, as in `WorkerRecord`. `has_head`: what drafts is an EAGLE head.
+    `kernels`: what a worker registers, as in `WorkerRecord`. `has_head`: what drafts is an EAGLE head. `media`: what
+    the model asks of media spans; None: only text is served. `vision`: what encodes images, in prefill workers.
     """
 
     geometry: KVGeometry
@@ -89,6 +93,8 @@ class Engine:
     verification: VerificationBits | None
     kernels: str
     has_head: bool = False
+    media: MediaRules | None = None
+    vision: EngineVision | None = None
 
     @property
     def grammars(self) -> str:
@@ -97,19 +103,26 @@ class Engine:
 
 
 def build_engine(
-    settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0, decodes: bool = False
+    settings: WorkerSettings,
+    num_host_pages: int | None,
+    max_graph_rows: int = 0,
+    decodes: bool = False,
+    media_bytes: int = 0,
 ) -> Engine:
     """Loads and checks the model and allocates its pool. `num_host_pages` None: as many as the pool has.
 
     `max_graph_rows`: most rows of a GPU step that runs as a CUDA graph. `decodes`: checks the bits of rows of several
-    tokens, too. Blocks until the model is loaded.
+    tokens, too, and loads no vision tower. `media_bytes`: most bytes of the images that are held. Blocks until the
+    model is loaded.
     Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
     """
     configure_threads(settings.threads)
     directory = resolve_model(settings.model)
     with ThreadPoolExecutor(1, "baton-identity") as beside:
         root = beside.submit(checkpoint_root, directory)
-        model = _load(settings, settings.model, directory, _load_options(settings), root.result)
+        media = media_rules(settings, directory)
+        has_tower = media is not None and not decodes
+        model = _load(settings, settings.model, directory, _load_options(settings), root.result, has_tower)
     draft = ""
     if settings.draft_model is not None:
         model, draft = _with_draft(settings, settings.draft_model, directory, model)
@@ -121,7 +134,8 @@ def build_engine(
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = _host_memory(num_host_pages, model.geometry) if num_host_pages else None
     storage, memory = _pool(model, num_pages, host)
-    runner = _runner(model, storage, max_graph_rows, masks)
+    vision = engine_vision(directory, model, root.result(), media_bytes)
+    runner = _runner(model, storage, max_graph_rows, masks, None if vision is None else vision.store)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
     if settings.core_lease_file is not None:
@@ -136,7 +150,7 @@ def build_engine(
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
-        verification, model.kernel_name, model.head is not None,
+        verification, model.kernel_name, model.head is not None, media, vision,
     )  # fmt: skip
 
 
@@ -186,11 +200,19 @@ def _load_options(settings: WorkerSettings) -> LoadOptions:
 
 
 def _load(
-    settings: WorkerSettings, name: str, directory: Path, options: LoadOptions, root: Callable[[], str]
+    settings: WorkerSettings,
+    name: str,
+    directory: Path,
+    options: LoadOptions,
+    root: Callable[[], str],
+    sees: bool = False,
 ) -> LoadedModel:
     directories = [settings.weight_cache_dir] if settings.weight_cache_dir else weight_cache_directories(directory)
     plan = SharingPlan(WeightSharing(settings.weight_sharing.value), directories, log.info)
     with _raise_if_out_of_memory("the weights"), loading_progress(name) as on_progress:
+        if sees:  # the tower is not in weight files
+            more = {**options.arguments(), "max_model_len": settings.max_model_len}
+            return load_model(directory, vision=True, on_progress=on_progress, **more)
         return load_shared_model(directory, root, options, plan, settings.max_model_len, on_progress)
 
 
@@ -261,14 +283,18 @@ def _raise_if_out_of_memory(what: str) -> Iterator[None]:
 
 
 def _runner(
-    model: LoadedModel, storage: PageStorage, max_graph_rows: int, masks: MaskFiller | None = None
+    model: LoadedModel,
+    storage: PageStorage,
+    max_graph_rows: int,
+    masks: MaskFiller | None = None,
+    embeddings: EmbeddingSource | None = None,
 ) -> ModelRunner:
     """Raises `SettingsError` if steps cannot be captured. The GPU's state is not usable after that."""
     if model.device == "cpu":
-        return ModelRunner(model, storage, masks=masks)
+        return ModelRunner(model, storage, masks=masks, embeddings=embeddings)
     began = time.monotonic()
     try:
-        runner = ModelRunner(model, storage, max_graph_rows, masks)
+        runner = ModelRunner(model, storage, max_graph_rows, masks, embeddings)
     except RuntimeError as error:
         if not max_graph_rows:
             raise

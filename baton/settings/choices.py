@@ -51,6 +51,14 @@ class Transport(StrEnum):
     STREAM = "stream"
 
 
+class VisionKind(StrEnum):
+    """Serving of images. AUTO: where the model's type is served with images and the checkpoint has what it needs."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    OFF = "off"
+
+
 class PageCheckKind(StrEnum):
     """Checks of matched pages. AUTO: all of a pool in host memory; a sample of a GPU's, whose pages are copied."""
 

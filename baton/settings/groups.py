@@ -21,6 +21,7 @@ from baton.settings.choices import (
     PageTagKind,
     QuantizationKind,
     Transport,
+    VisionKind,
     WeightSharingKind,
 )
 from baton.settings.choices import LogFormat as LogFormat
@@ -227,6 +228,10 @@ class WorkerSettings(ServiceSettings):
     priority_scheduling: bool = False
     """Serve requests of higher `priority` first, over all tenants; set a tenant's `max_priority` to bound it. Prefill:
     before `prefill_policy` counts. Decode: rows of low priority give way when pages run out. Low ones do not starve."""
+
+    vision: VisionKind = VisionKind.AUTO
+    """Serve images: auto (if the model can be served with them), local (required) or off. Prefill workers load the
+    vision tower and encode; decode workers take what they made; the same on all workers."""
 
     threads: Count = 1
     """Compute threads. Give each worker its own cores."""

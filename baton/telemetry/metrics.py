@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -366,6 +359,11 @@ SEND_BACKS_TOTAL = Counter(
     ["reason"],
     registry=REGISTRY,
 )
+
+# --- images (prefill) ---
+MEDIA_TOTAL = Counter("baton_media", "Images that came or were encoded, by outcome.", ["outcome"], registry=REGISTRY)
+MEDIA_BYTES = Gauge("baton_media_held_bytes", "Tensors and embeddings of images that are held.", registry=REGISTRY)
+MEDIA_EVICTED_TOTAL = Counter("baton_media_evicted", "Held images that made room for others.", registry=REGISTRY)
 
 # --- sessions (router, decode) ---
 SESSIONS = Gauge("baton_sessions", "Sessions with other processes that have not ended.", registry=REGISTRY)

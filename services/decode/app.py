@@ -9,7 +9,7 @@ import grpc
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.timing.step_time import StepTimeModel
-from baton.domain.worker import CAPABILITIES, SESSIONS, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.drafts.budget import DraftBudget
 from baton.engine.drafts.guard import GuardedDrafter
@@ -125,7 +125,7 @@ class _Worker:
         self._puller = make_pullers(transports, self._id, self._incarnation, memory, self._pulled, context.trust)
         stack.callback(self._puller.close)
         self._links = self._make_links()
-        self._validator = EngineRequestValidator(engine.vocab_size, engine.max_model_len)
+        self._validator = EngineRequestValidator(engine.vocab_size, engine.max_model_len, engine.media)
         num_parts = len(engine.memory.part_ends)
         self._handoffs = HandoffClient(
             self._links, self._mailbox, settings.renew_interval_s, self._validator, num_parts
@@ -260,6 +260,7 @@ class _Worker:
             links=self._links.records(),
             broken_links=self._links.broken(),
             capabilities=(*CAPABILITIES, SESSIONS),
+            modalities=(TEXT,) if self._engine.media is None else (TEXT, IMAGE),
             budgets=self._loop.budgets(),
         )
 

@@ -9,7 +9,7 @@ import grpc
 
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
-from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, IMAGE, TEXT, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
@@ -29,6 +29,7 @@ from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.services.prefill.commands import PrefillCommand, TierEnded
 from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.outbox import PrefillOutbox
 from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.peer_reader import PeerReader
@@ -36,6 +37,7 @@ from baton.services.prefill.policy import PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.services.prefill.settings import PrefillSettings
+from baton.settings.groups import MIB
 from baton.settings.model_source import model_name
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
@@ -50,6 +52,8 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
+from baton.worker.media.media_receiver import MAX_FILE_BYTES, MediaLimits, MediaReceiver
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import PATIENCE_TTLS, Registration
@@ -76,7 +80,7 @@ async def serve(settings: PrefillSettings) -> int:
     return await run_worker(
         settings,
         WorkerRole.PREFILL,
-        lambda: build_engine(settings, num_host_pages=0),
+        lambda: build_engine(settings, num_host_pages=0, media_bytes=settings.media_cache_mib * MIB),
         lambda engine, context: _Worker(settings, engine, context).run(),
     )
 
@@ -185,11 +189,12 @@ class _Worker:
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
-        validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len)
+        validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len, self._engine.media)
         prefill = PrefillServicer(
             self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks,
             None if self._peers is None else self._peers.links,
         )  # fmt: skip
+        prefill.media = self._make_receiver()
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
         )
@@ -201,6 +206,7 @@ class _Worker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
 
     def _record(self) -> WorkerRecord:
+        vision = self._engine.vision
         return WorkerRecord(
             id=self._id,
             role=WorkerRole.PREFILL,
@@ -219,7 +225,18 @@ class _Worker:
             capabilities=CAPABILITIES,
             links=() if self._peers is None else self._peers.records(),
             budgets=self._loop.budgets(),
+            modalities=(TEXT,) if vision is None else (TEXT, IMAGE),
+            processor="" if vision is None else vision.digest,
+            vision="" if vision is None else vision.fingerprint,
         )
+
+    def _make_receiver(self) -> MediaReceiver | None:
+        vision = self._engine.vision
+        if vision is None:
+            return None
+        limits, decoder = MediaLimits(MAX_FILE_BYTES, self._engine.max_model_len), ImageDecoder(MAX_PIXELS)
+        self._stack.callback(decoder.close)
+        return MediaReceiver(vision.processor, vision.digest, vision.row_bytes, decoder, limits, self._mailbox.try_put)
 
     def _make_tags(self) -> PromptTags | None:
         engine, key = self._engine, self._trust.key(PURPOSE)
@@ -281,4 +298,8 @@ class _Worker:
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)
         sharing = self._make_sharing(turn, exports)
         scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags, sharing)
-        return PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)
+        loop = PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)
+        if engine.vision is not None:
+            scheduler.media = MediaGate(engine.vision.store, settings.encode_budget_tokens)
+            loop.encoder = engine.vision.encoder
+        return loop

@@ -12,9 +12,10 @@ from baton.engine.handoff.import_commands import PageImportCommand
 from baton.engine.handoff.page_imports import PageImportEffect
 from baton.engine.handoff.page_source import PageSource
 from baton.engine.messages import Abort, Fail, Scored
-from baton.services.prefill.scheduler import Progress
+from baton.services.prefill.prompt import Progress
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
+from baton.worker.media.media_receiver import MediaCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class TierEnded:
     """A read or write of the file tier has ended: ends the wait for commands."""
 
 
-PrefillCommand = AddPrompt | ChangeBudgets | Abort | ExportCommand | PageImportCommand | PullEvent | TierEnded
+PrefillCommand = (
+    AddPrompt | ChangeBudgets | Abort | ExportCommand | MediaCommand | PageImportCommand | PullEvent | TierEnded
+)
 
 
 PrefillEvent = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired | ExportEnded | PageImportEffect

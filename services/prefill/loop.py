@@ -6,6 +6,7 @@ Owns the scheduler, the exports and the page pool. Every other thread sends comm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from baton.domain.errors import BatonError, Overloaded
 from baton.domain.worker import Activity, WorkerBudgets, WorkerLoad
@@ -24,8 +25,11 @@ from baton.engine.handoff.import_commands import (
     VerdictArrived,
 )
 from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.media.encoder import MediaEncoder
+from baton.engine.media.store import HeldMedia, MediaKey
 from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
+from baton.engine.reply import Reply
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
@@ -34,6 +38,7 @@ from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.telemetry import metrics
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
+from baton.worker.media.media_receiver import FindMedia, HoldMedia
 
 NO_BUDGET_RETRY_S = 1.0
 """Pause after a refusal without a budget. The announcement shows the budget by then."""
@@ -58,6 +63,7 @@ class PrefillLoop:
         self._scrub = scrub
         self._emit = emit
         self._budgets = WorkerBudgets(scheduler.limits.token_budget)
+        self.encoder: MediaEncoder | None = None
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
@@ -67,6 +73,7 @@ class PrefillLoop:
             return False
         events = [event for command in commands for event in self._handle(command)]
         events += self._perform(self._scheduler.expire(monotonic_s()))
+        encoded = self._encode()
         batch = self._scheduler.schedule(monotonic_s())
         events += self._perform(self._scheduler.take_pending_effects())
         if effects := self._scheduler.imports.take_effects():
@@ -83,7 +90,8 @@ class PrefillLoop:
         self._turn.publish(load, len(self._exports))
         if events:
             self._emit(events)
-        self._turn.end(load, len(self._exports), stepped=batch is not None, idle=not commands and batch is None)
+        stepped = batch is not None or encoded or self._scheduler.media.num_wanted > 0
+        self._turn.end(load, len(self._exports), stepped=stepped, idle=not commands and not stepped)
         return True
 
     def close(self) -> None:
@@ -106,6 +114,24 @@ class PrefillLoop:
     def num_requests(self) -> int:
         """Open exports, one per request here; 0 when the process may exit."""
         return len(self._exports)
+
+    def _encode(self) -> bool:
+        """A step of images, if prompts wait for any. False without one."""
+        media = self._scheduler.media
+        if self.encoder is None or not media.num_wanted:
+            return False
+        batch = media.next_batch()
+        if batch:
+            with self._turn.steps.step():
+                self.encoder.encode(batch)
+        return bool(batch)
+
+    def _hold(self, key: MediaKey, item: HeldMedia[Any, Any], reply: Reply[bool]) -> None:
+        store = self._scheduler.media.store
+        num_evicted = store.num_evicted
+        reply.send(store.hold(key, item))
+        metrics.MEDIA_EVICTED_TOTAL.inc(store.num_evicted - num_evicted)
+        metrics.MEDIA_BYTES.set(store.num_bytes)
 
     def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:
         match command:
@@ -133,6 +159,13 @@ class PrefillLoop:
                 return self._open(command)
             case TierEnded():
                 return []  # the turn's schedule takes what has ended
+            case FindMedia(key, found):
+                item = self._scheduler.media.store.find(key)
+                found.send(None if item is None else (item.num_rows, item.grid))
+                return []
+            case HoldMedia(key, item, held):
+                self._hold(key, item, held)
+                return []
             case _:
                 return self._import(command)
 

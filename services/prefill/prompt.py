@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from baton.domain.ids import PageKey
+from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
 from baton.domain.worker import WorkerRole
@@ -20,6 +20,14 @@ class PromptState(enum.Enum):
     WAITING = enum.auto()
     CHUNKING = enum.auto()
     ENDED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of a prompt: `num_tokens` have their KV, cached ones included."""
+
+    id: AttemptId
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)

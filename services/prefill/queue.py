@@ -130,7 +130,7 @@ class PromptQueue:
         for prompt in self.chunking:
             prompt.num_known = prompt.num_filled
         for prompt in self.waiting:
-            prompt.num_known = self._num_cached_tokens(prompt)
+            prompt.num_known = self.num_cached_tokens(prompt)
         ordered = (*self.waiting, *self.chunking)
         ranks = {prompt: self.limits.rank(prompt) for prompt in ordered}
         numbers = {prompt: prompt.number for prompt in ordered}
@@ -146,5 +146,6 @@ class PromptQueue:
         prompt.owner = self._pending.find_owner(prompt)
         return prompt.owner is not None
 
-    def _num_cached_tokens(self, prompt: Prompt) -> int:
+    def num_cached_tokens(self, prompt: Prompt) -> int:
+        """Tokens of a prompt's cached prefix."""
         return self.limits.page_size * self._cache.num_matching(prompt.keys[: prompt.num_matchable])

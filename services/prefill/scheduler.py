@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import (
@@ -43,6 +42,7 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import no_imports
 from baton.engine.handoff.page_source import PageSource
 from baton.engine.handoff.prompt_tags import PromptTags
+from baton.engine.media.store import MediaStore
 from baton.engine.messages import Fail, Scored
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
@@ -51,24 +51,18 @@ from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from baton.kv.tiers.lower_tier import TierUse
+from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.policy import AdmissionGate, PrefillLimits
-from baton.services.prefill.prompt import Prompt, PromptState
+from baton.services.prefill.prompt import Progress, Prompt, PromptState
 from baton.services.prefill.publisher import PagePublisher
 from baton.services.prefill.queue import PromptQueue
 
 NOT_SHARED = PageSharing()
+NO_MEDIA = MediaGate(MediaStore(0), 0)
 
 _MAX_REMEMBERED = 256
 """Exports that ended with a wrong page, for suspects that are reported while they drain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of a prompt: `num_tokens` have their KV, cached ones included."""
-
-    id: AttemptId
-    num_tokens: int
 
 
 PrefillEffect = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired
@@ -100,6 +94,7 @@ class PrefillScheduler:
         self.limits = limits
         self._queue = PromptQueue(cache, limits)
         self._scheduled_at = 0.0
+        self.media = NO_MEDIA
 
     def change_token_budget(self, num_tokens: int) -> None:
         """Bounds later steps by `num_tokens`, at least a page."""
@@ -154,6 +149,10 @@ class PrefillScheduler:
         if self._tier is not None:
             prompt.tier_use = TierUse(matchable)
             source = None if self._tier.must_wait(prompt.tier_use, now) else source  # files are nearer
+        fault = self.media.begin(request, self._queue.num_cached_tokens(prompt))
+        if fault is not None:
+            self.abort(request.id)
+            return [*effects, Fail(request.id, fault)]
         self._queue.add(prompt, importing=self.imports.begin(request.id, matchable, source, now))
         return effects
 
@@ -231,6 +230,10 @@ class PrefillScheduler:
         limits, most = self.limits, self.limits.contested_tokens
         step, gate = limits.new_step(), AdmissionGate(limits.order)
         prompts = self._queue.in_order()
+        for id, fault in self.media.faults(self._queue.waiting):
+            self.abort(id)
+            self._pending.append(Fail(id, fault))
+        prompts = [prompt for prompt in prompts if prompt.state is not PromptState.ENDED]
         if self._tier is not None:
             waiting = (one for one in prompts if one.state is PromptState.WAITING)
             self._tier.prefetch((one.tier_use for one in waiting if one.tier_use is not None), now)
@@ -297,12 +300,15 @@ class PrefillScheduler:
         if self._cache.pool.num_owned(Owner.PINNED) >= self.limits.max_pinned_pages:  # ends: commit, abort or lease
             gate.is_open = False
             return False
-        waits = self._tier is not None and prompt.tier_use is not None and self._tier.must_wait(prompt.tier_use, now)
+        waits = self.media.must_wait(prompt.request, prompt.num_known)
+        waits |= self._tier is not None and prompt.tier_use is not None and self._tier.must_wait(prompt.tier_use, now)
         if waits or not self._has_slot(prompt, prompt.num_known, step):
             gate.on_refused(prompt, lacks_pages=False)
             return False
         num_matched = self._match(prompt, now)
-        has_slot = num_matched >= prompt.num_known or self._has_slot(prompt, num_matched, step)
+        has_slot = num_matched >= prompt.num_known or (
+            self._has_slot(prompt, num_matched, step) and not self.media.must_wait(prompt.request, num_matched)
+        )
         if not has_slot or not prompt.table.extend(len(prompt.request.tokens)):
             prompt.start_again()
             gate.on_refused(prompt, lacks_pages=has_slot)
@@ -378,6 +384,7 @@ class PrefillScheduler:
         self._exports.seal(request.id)
         num_pages = len(prompt.table.pages)
         prompt.table.release()
+        self.media.end(request.id)
         self._queue.seal(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
         cached = prompt.num_from_tiers, prompt.num_imported
@@ -387,6 +394,7 @@ class PrefillScheduler:
         """Removes a prompt from its queue and releases its pages. False if it is in no queue."""
         prompt = self._queue.remove(id)
         self.imports.abort(id)
+        self.media.end(id)
         if prompt is not None:
             prompt.table.release()
         return prompt is not None

@@ -24,10 +24,11 @@ from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.times_codec import encode_prefill_times
 from baton.rpc.tokens.token_check import set_check
 from baton.services.prefill.commands import AddPrompt, PrefillCommand
-from baton.services.prefill.scheduler import Progress
+from baton.services.prefill.prompt import Progress
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
 from baton.worker.handoff.links import PeerLinks
+from baton.worker.media.media_receiver import MediaReceiver
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 
@@ -57,6 +58,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._validator = validator
         self._masks = masks
         self._links = links
+        self.media: MediaReceiver | None = None
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
@@ -97,8 +99,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         requests: AsyncIterator[prefill_pb2.PutMediaRequest],
         context: grpc.aio.ServicerContext[object, object],
     ) -> prefill_pb2.PutMediaResponse:
-        """See prefill.proto. No worker has a vision tower yet."""
-        raise InvalidRequest("images are not served by this worker, only text is", param="media")
+        """See prefill.proto."""
+        if self.media is None:
+            raise InvalidRequest("images are not served by this worker, only text is", param="media")
+        if self._is_draining():
+            raise Draining("this prefill worker is draining", retry_after_s=1.0)
+        return await self.media.receive(requests, context)
 
     async def _stream_events(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         while True:

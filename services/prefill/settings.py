@@ -60,6 +60,12 @@ class PrefillSettings(WorkerSettings, TierSettings):
     """Hold a prompt while another one computes the next pages of the prefix that both have, so that they are computed
     once."""
 
+    encode_budget_tokens: Count = 1024
+    """Most rows of images that one step encodes, at least one image; then text goes on."""
+
+    media_cache_mib: Count = 256
+    """Memory for images that are held, as tensors or as embeddings. Those that a prompt still needs stay."""
+
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the pool that handoffs may pin. Beyond it no new prompt starts."""
 

@@ -32,13 +32,25 @@ class VisionTower:
         `num_rows`: placeholders of each image. Raises `WrongRowCount` where the tower gives others.
         """
         with torch.inference_mode():
-            output = self._model.get_image_features(**inputs, return_dict=True)
+            placed = {name: self._place(tensor) for name, tensor in inputs.items()}
+            output = self._model.get_image_features(**placed, return_dict=True)
         rows = _flat(output.pooler_output)
         deep = [_flat(layer) for layer in getattr(output, "deepstack_features", None) or ()]
         if len(rows) != sum(num_rows):
             raise WrongRowCount(f"{len(rows)} rows for {sum(num_rows)} placeholders")
         parts = zip(*(tensor.split(list(num_rows)) for tensor in (rows, *deep)), strict=True)
         return [MediaEmbedding(own, tuple(more)) for own, *more in parts]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of an embedding, with its DeepStack rows."""
+        some = next(self._model.parameters())
+        return int((1 + self.depth) * self._model.config.get_text_config().hidden_size * some.element_size())
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where the weights are; numbers in their format."""
+        some = next(self._model.parameters())
+        return tensor.to(some.device, some.dtype) if tensor.is_floating_point() else tensor.to(some.device)
 
 
 def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass, replace
 
-from baton.domain.errors import BatonError, DeadlineExceeded
+from baton.domain.errors import BatonError, DeadlineExceeded, InvalidRequest
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId
 from baton.domain.trace_context import TraceContext
 from baton.engine.mailbox import Mailbox
@@ -108,6 +108,8 @@ class AttemptServer:
     ) -> asyncio.Task[None] | None:
         """Claims the reservation and watches the handoff, unless the prompt is local. Raises `LinkBroken`."""
         if self._config.own_identity == (source, incarnation):
+            if claim.request.media:
+                raise InvalidRequest("media is not computed by this worker, only by one that encodes", param="media")
             self._mailbox.put(claim)
             return None
         link = self._links.get(source, incarnation)

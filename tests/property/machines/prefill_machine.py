@@ -19,7 +19,8 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
 from baton.services.prefill.policy import PolicySettings, PrefillPolicy
-from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler, Progress
+from baton.services.prefill.prompt import Progress
+from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.transfer.digest import page_digest
 from tests.tiny_workers import (
     NUM_PAGES,

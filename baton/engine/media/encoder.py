@@ -1,0 +1,43 @@
+"""Encodes images in the engine thread: the vision tower of the model over a batch of held images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from baton.engine.media.store import HeldMedia, MediaKey, MediaStore
+from baton.model.vision.embedding import MediaEmbedding
+from baton.model.vision.tower import VisionTower, WrongRowCount
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+
+Inputs = Mapping[str, torch.Tensor]
+Held = HeldMedia[Inputs, MediaEmbedding]
+Images = MediaStore[Inputs, MediaEmbedding]
+
+log = get_logger()
+
+
+class MediaEncoder:
+    """Runs `tower` for images in `store`."""
+
+    def __init__(self, tower: VisionTower, store: Images) -> None:
+        self._tower = tower
+        self._store = store
+
+    def encode(self, batch: Sequence[tuple[MediaKey, Held]]) -> None:
+        """Encodes images one by one. One that the tower does not take gets a fault, which ends its prompts."""
+        for key, item in batch:
+            if item.inputs is None:
+                continue
+            try:
+                (rows,) = self._tower.encode(item.inputs, [item.num_rows])
+            except (WrongRowCount, RuntimeError, ValueError) as error:
+                item.fault = "cannot be encoded"
+                metrics.MEDIA_TOTAL.labels("encode_failed").inc()
+                log.error("media_not_encoded", identity=key[1].hex(), why=str(error)[:200])
+                continue
+            self._store.on_encoded(key, rows)
+            metrics.MEDIA_TOTAL.labels("encoded").inc()
+        metrics.MEDIA_BYTES.set(self._store.num_bytes)

@@ -1,0 +1,81 @@
+"""What a prefill worker encodes images with. Built once, by `build_engine`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from baton.domain.fingerprint import digest_of
+from baton.domain.media.span import MediaRules
+from baton.engine.media.encoder import Images, MediaEncoder
+from baton.engine.media.store import MediaStore
+from baton.model.errors import UnreadableModel, UnsupportedModel
+from baton.model.loading.config import read_config
+from baton.model.loading.loader import LoadedModel
+from baton.model.vision.image_processor import ImageProcessor
+from baton.model.vision.spec import VISION
+from baton.settings.choices import QuantizationKind, VisionKind
+from baton.settings.groups import WorkerSettings
+from baton.settings.processor_digest import processor_digest
+from baton.telemetry.logs import get_logger
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVision:
+    """`digest`: of the image processor; `fingerprint`: of all that an embedding depends on beside the image."""
+
+    processor: ImageProcessor
+    digest: str
+    fingerprint: str
+    row_bytes: int
+    store: Images
+    encoder: MediaEncoder
+
+
+def media_rules(settings: WorkerSettings, directory: Path) -> MediaRules | None:
+    """What the model in `directory` asks of media spans; None if it is served on text only.
+
+    Costs text models nothing. Raises `UnsupportedModel` for a model that is required to be served with images and
+    cannot.
+    """
+    if settings.vision is VisionKind.OFF or (settings.vision is VisionKind.AUTO and not _may_see(directory)):
+        return None
+    try:
+        if settings.quantization is not QuantizationKind.NONE:
+            raise UnsupportedModel("weights are rounded to int8; use --quantization none for images")
+        if not processor_digest(directory):
+            raise UnsupportedModel("it has no preprocessor_config.json")
+        return read_config(directory, vision=True).media
+    except UnsupportedModel as error:
+        if settings.vision is VisionKind.LOCAL:
+            raise
+        log.info("images_not_served", why=str(error))
+        return None
+
+
+def engine_vision(directory: Path, model: LoadedModel, root: str, max_bytes: int) -> EngineVision | None:
+    """What encodes images for `model`; None if it has no tower. `root`: digest of its weights.
+
+    `max_bytes`: of the images that are held. Raises `UnsupportedModel`."""
+    if model.tower is None or model.config.vision is None:
+        return None
+    processor, digest = ImageProcessor(directory, model.config.vision), processor_digest(directory)
+    libraries = [f"{name} {version(name)}" for name in ("transformers", "pillow", "torch")]
+    fingerprint = digest_of((root, digest, model.config.dtype, *libraries))
+    store: Images = MediaStore(max_bytes)
+    log.info("images_served", processor=digest, vision=fingerprint)
+    encoder = MediaEncoder(model.tower, store)
+    return EngineVision(processor, digest, fingerprint, model.tower.row_bytes, store, encoder)
+
+
+def _may_see(directory: Path) -> bool:
+    """True for a type that is served with images. Raises `UnreadableModel`."""
+    try:
+        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnreadableModel(f"no model in {directory}: its config.json cannot be read ({error})") from error
+    return isinstance(raw, dict) and raw.get("model_type") in VISION

@@ -1,0 +1,1 @@
+"""Images that come to a prefill worker: their upload, and their decoding in a process with limits."""

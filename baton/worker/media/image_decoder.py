@@ -1,0 +1,92 @@
+"""Decodes images in child processes, one for each image: what kills a decoder costs that image and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+CHILD = Path(__file__).with_name("decode_child.py")
+MAX_PIXELS = 16 * 1024 * 1024
+"""Of one image, by its header and after decoding."""
+MAX_LINE_BYTES = 256
+DEADLINE_S = 20.0
+"""Of one child, from its start to its end."""
+
+
+class UnreadableMedia(Exception):
+    """The file is not an image that is served. The message follows the words "the image"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RgbImage:
+    """`pixels`: three bytes each, row by row."""
+
+    width: int
+    height: int
+    pixels: bytes
+
+
+class ImageDecoder:
+    """At most `max_children` run at once; further calls wait. `close` after use."""
+
+    def __init__(self, max_pixels: int, max_children: int = 2, command: tuple[str, ...] = ()) -> None:
+        """`command`: of the child, without its argument; () for ours."""
+        self.max_pixels = max_pixels
+        self._threads = ThreadPoolExecutor(max_children, "baton-decode")
+        self._command = command or (sys.executable, "-I", str(CHILD))
+
+    async def decode(self, data: bytes) -> RgbImage:
+        """The first frame of the file `data`. Raises `UnreadableMedia`, also where its child died or took too long."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data)
+
+    def close(self) -> None:
+        """Takes no more images. Those under way end by their deadline."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, data: bytes) -> RgbImage:
+        with os.fdopen(os.memfd_create("image"), "w+b") as file:
+            file.write(data)
+            file.seek(0)
+            child = subprocess.Popen(
+                (*self._command, str(self.max_pixels)),
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+        timer = threading.Timer(DEADLINE_S, child.kill)
+        timer.start()
+        try:
+            return self._read(child)
+        except ValueError:
+            late = "took too long to decode" if not timer.is_alive() else ""
+            raise UnreadableMedia(late or "cannot be decoded within the limits of memory and time") from None
+        finally:
+            timer.cancel()
+            child.kill()
+            with child:
+                pass
+
+    def _read(self, child: subprocess.Popen[bytes]) -> RgbImage:
+        """The child's answer, never more than the most pixels. Raises `ValueError` for one that makes no sense."""
+        assert child.stdout is not None
+        verdict, *words = child.stdout.readline(MAX_LINE_BYTES).decode().split()
+        if verdict == "no":
+            raise UnreadableMedia(" ".join(words))
+        width, height = map(int, words)
+        if not (width > 0 and height > 0 and width * height <= self.max_pixels):
+            raise ValueError
+        pixels = bytearray(3 * width * height)
+        view, at = memoryview(pixels), 0
+        while at < len(pixels):
+            count = child.stdout.readinto(view[at:])  # type: ignore[attr-defined]
+            if not count:
+                raise ValueError
+            at += count
+        return RgbImage(width, height, bytes(pixels))

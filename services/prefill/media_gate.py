@@ -1,0 +1,110 @@
+"""Says which prompts wait for embeddings, and which images are encoded next. Pure.
+
+A prompt's life here:
+
+1. `begin`: its images are pinned. Images whose rows its cached prefix lacks join the queue of those to encode. One that
+   is not held ends the prompt with `NeedMedia`, unless its rows are cached.
+2. It waits, outside of the order of the others, until all rows that it lacks are here. A step encodes images up to a
+   budget of rows, at least one, then text goes on: so no prompt of text waits for more than one such step.
+3. `end`: the pins go. An image that no other prompt waits for leaves the queue; it stays held while there is room.
+
+Pages that are evicted while a prompt waits can bring back the need for rows; `find_fault` then tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from baton.domain.errors import BatonError, InvalidRequest, NeedMedia
+from baton.domain.ids import AttemptId
+from baton.domain.request import EngineRequest
+from baton.engine.media.store import HeldMedia, MediaKey, MediaStore
+from baton.services.prefill.prompt import Prompt
+
+
+class MediaGate:
+    """The images of one prefill worker's prompts. `budget_rows`: most rows that a step encodes, beyond one image."""
+
+    def __init__(self, store: MediaStore[Any, Any], budget_rows: int) -> None:
+        self.store = store
+        self._budget_rows = budget_rows
+        self._wanted: dict[MediaKey, set[AttemptId]] = {}  # in the order of their prompts
+
+    @property
+    def num_wanted(self) -> int:
+        """Images that wait to be encoded."""
+        return len(self._wanted)
+
+    def begin(self, request: EngineRequest, num_known: int) -> BatonError | None:
+        """Pins the images of a new prompt, of which `num_known` tokens are cached. The error that ends it, or None."""
+        if not request.media:
+            return None
+        self.store.pin(request.id, dict.fromkeys(_keys(request, 0)))
+        return self.find_fault(request, num_known)
+
+    def find_fault(self, request: EngineRequest, num_known: int) -> BatonError | None:
+        """The error that ends a prompt whose rows behind the first `num_known` tokens cannot be had; None if none."""
+        missing = []
+        for key, item in self._needed(request, num_known):
+            if item is None:
+                missing.append(key[1])
+            elif item.fault:
+                return InvalidRequest(f"media {key[1].hex()} {item.fault}", param="media")
+            elif item.num_rows < _num_shown(request, key[1]):
+                return InvalidRequest(f"media {key[1].hex()} has {item.num_rows} rows, fewer than its spans")
+        if not missing:
+            return None
+        return NeedMedia(f"{request.id}: {len(missing)} images are not held", tuple(missing))
+
+    def faults(self, prompts: Iterable[Prompt]) -> list[tuple[AttemptId, BatonError]]:
+        """The waiting prompts that cannot get their rows any more, with the error that ends each."""
+        faults = [(one.request.id, self.find_fault(one.request, one.num_known)) for one in prompts if one.request.media]
+        return [(id, fault) for id, fault in faults if fault is not None]
+
+    def must_wait(self, request: EngineRequest, num_known: int) -> bool:
+        """True while rows behind the first `num_known` tokens are not encoded; they are then queued."""
+        waits = False
+        for key, item in self._needed(request, num_known):
+            if item is None or item.rows is None:
+                waits = True
+                self._wanted.setdefault(key, set()).add(request.id)
+        return waits
+
+    def next_batch(self) -> list[tuple[MediaKey, HeldMedia[Any, Any]]]:
+        """Takes the images of the next step from the queue: the first, and further ones within the budget."""
+        batch: list[tuple[MediaKey, HeldMedia[Any, Any]]] = []
+        num_rows = 0
+        for key in list(self._wanted):
+            item = self.store.find(key)
+            if item is None or item.rows is not None or item.fault:
+                del self._wanted[key]
+                continue
+            if batch and num_rows + item.num_rows > self._budget_rows:
+                break
+            del self._wanted[key]
+            num_rows += item.num_rows
+            batch.append((key, item))
+        return batch
+
+    def end(self, id: AttemptId) -> None:
+        """Releases the images of a prompt that has left. Idempotent."""
+        self.store.unpin(id)
+        for key in [key for key, ids in self._wanted.items() if id in ids]:
+            self._wanted[key].discard(id)
+            if not self._wanted[key]:
+                del self._wanted[key]
+
+    def _needed(self, request: EngineRequest, num_known: int) -> Iterator[tuple[MediaKey, HeldMedia[Any, Any] | None]]:
+        """The images with rows behind the first `num_known` tokens, each once."""
+        for key in dict.fromkeys(_keys(request, num_known)):
+            yield key, self.store.find(key)
+
+
+def _keys(request: EngineRequest, num_known: int) -> Iterable[MediaKey]:
+    return ((request.salt, span.identity) for span in request.media if span.end > num_known)
+
+
+def _num_shown(request: EngineRequest, identity: bytes) -> int:
+    """Rows of an image that its spans go to."""
+    return max(span.first_row + span.num_tokens for span in request.media if span.identity == identity)

@@ -1,0 +1,116 @@
+"""Decoding in child processes: whole pictures come back, and hostile files cost an error, no memory and no worker."""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from PIL import Image
+
+from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder, RgbImage, UnreadableMedia
+
+
+def file_of(picture: Image.Image, format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def gradient(width: int = 40, height: int = 24) -> Image.Image:
+    data = bytes((3 * x + 5 * y + c) % 256 for y in range(height) for x in range(width) for c in range(3))
+    return Image.frombytes("RGB", (width, height), data)
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """A small file that claims many pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(bytes(1 << 20))
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", body) + png_chunk(b"IEND", b"")
+
+
+async def test_pictures_of_every_format_come_back(decoder: ImageDecoder):
+    picture = gradient()
+    whole = RgbImage(40, 24, picture.tobytes())
+    assert await decoder.decode(file_of(picture, "PNG")) == whole
+    assert await decoder.decode(file_of(picture, "WEBP", lossless=True)) == whole
+    jpeg = file_of(picture, "JPEG")
+    assert (await decoder.decode(jpeg)).pixels == Image.open(io.BytesIO(jpeg)).tobytes()
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    animated = await decoder.decode(file_of(red, "GIF", save_all=True, append_images=[blue]))
+    assert animated.pixels[:3] == b"\xff\0\0", "the first frame"
+
+
+async def test_orientation_is_applied(decoder: ImageDecoder):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = await decoder.decode(file_of(gradient(), "JPEG", exif=exif.tobytes()))
+    assert (turned.width, turned.height) == (24, 40)
+
+
+@pytest.fixture
+def decoder() -> Iterator[ImageDecoder]:
+    decoder = ImageDecoder(MAX_PIXELS)
+    yield decoder
+    decoder.close()
+
+
+@contextmanager
+def other_child(code: str) -> Iterator[ImageDecoder]:
+    decoder = ImageDecoder(MAX_PIXELS, max_children=1, command=(sys.executable, "-c", code))
+    yield decoder
+    decoder.close()
+
+
+HOSTILE = {
+    "nothing": b"",
+    "text": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "tiff": file_of(gradient(), "TIFF"),
+    "bmp": file_of(gradient(), "BMP"),
+    "a cut png": file_of(gradient(), "PNG")[:60],
+    "a cut jpeg": file_of(gradient(300, 300), "JPEG")[:2000],
+    "magic only": b"\x89PNG\r\n\x1a\n",
+    "a bomb by its header": png_bomb(60_000, 60_000),
+    "too many pixels": png_bomb(5000, 5000),
+    "fewer bytes than pixels": png_bomb(4000, 4000),
+    "another file behind the magic": b"RIFF" + b"\xff" * 100,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_files_are_refused_in_our_own_words(name: str, decoder: ImageDecoder):
+    with pytest.raises(UnreadableMedia) as refused:
+        await decoder.decode(HOSTILE[name])
+    assert "0x" not in str(refused.value)
+    assert "PIL" not in str(refused.value)
+
+
+CHILDREN = {
+    "dies": "import os, sys; sys.stdin.buffer.read(); os.abort()",
+    "claims more pixels": "print('ok 99999 99999')",
+    "sends less": "print('ok 10 10')",
+    "talks for ever on one line": "import sys; sys.stdout.write('x' * 100000)",
+    "says nothing": "pass",
+}
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+async def test_a_child_that_fails_costs_its_image_only(name: str):
+    with other_child(CHILDREN[name]) as decoder:
+        for _ in range(2):
+            with pytest.raises(UnreadableMedia):
+                await decoder.decode(bytes(100_000))
+
+
+async def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("baton.worker.media.image_decoder.DEADLINE_S", 0.3)
+    with other_child("import time; time.sleep(600)") as decoder, pytest.raises(UnreadableMedia, match="too long"):
+        await decoder.decode(b"x")

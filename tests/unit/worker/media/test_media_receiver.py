@@ -1,0 +1,205 @@
+"""Uploads of images: limits before bytes, typed outcomes, idempotence, and nothing left behind by a broken one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton.domain.errors import BatonError, InvalidRequest, LinkBroken, Overloaded
+from baton.domain.media.identity import media_identity
+from baton.engine.media.store import MediaStore
+from baton.model.vision.image_processor import PreparedImage
+from baton.rpc.channel import GO_AHEAD
+from baton.rpc.gen import prefill_pb2 as pb
+from baton.rpc.media_upload import media_parts
+from baton.worker.media.image_decoder import RgbImage, UnreadableMedia
+from baton.worker.media.media_receiver import FindMedia, MediaCommand, MediaLimits, MediaReceiver
+
+DIGEST = "p"
+FILE = b"a file of forty bytes, or a little longer"
+LIMITS = MediaLimits(max_file_bytes=100, max_rows=8, max_open_bytes=150)
+
+
+class Context:
+    """Of one call."""
+
+    def __init__(self) -> None:
+        self.went_ahead = False
+
+    async def send_initial_metadata(self, metadata: Iterable[tuple[str, str]]) -> None:
+        self.went_ahead = GO_AHEAD in dict(metadata)
+
+
+class Decoder:
+    """Says that every file but `bad` is an image of two pixels."""
+
+    bad = b""
+
+    async def decode(self, data: bytes) -> RgbImage:
+        if data == self.bad:
+            raise UnreadableMedia("is damaged")
+        return RgbImage(2, 1, b"rgbrgb")
+
+
+class Processor:
+    def prepare(self, width: int, height: int, pixels: bytes, detail: str = "") -> PreparedImage:
+        return PreparedImage({"pixel_values": torch.zeros(4)}, 4, None)
+
+
+class Worker:
+    """A receiver, and an engine that answers at once."""
+
+    def __init__(self, max_bytes: int = 1000) -> None:
+        self.store: MediaStore[Any, Any] = MediaStore(max_bytes)
+        self.decoder = Decoder()
+        decoder, processor = self.decoder, Processor()
+        self.receiver = MediaReceiver(processor, DIGEST, 8, decoder, LIMITS, self.take)  # type: ignore[arg-type]
+
+    def take(self, command: MediaCommand) -> bool:
+        match command:
+            case FindMedia(key, reply):
+                item = self.store.find(key)
+                reply.send(None if item is None else (item.num_rows, item.grid))
+            case _:
+                command.reply.send(self.store.hold(command.key, command.item))
+        return True
+
+    async def put(self, requests: Iterable[pb.PutMediaRequest]) -> tuple[pb.PutMediaResponse, bool]:
+        """The reply, and whether the bytes were asked for."""
+
+        async def stream() -> AsyncIterator[pb.PutMediaRequest]:
+            for request in requests:
+                yield request
+
+        context = Context()
+        return await self.receiver.receive(stream(), context), context.went_ahead
+
+
+def header(data: bytes = FILE, **fields: Any) -> pb.MediaHeader:
+    made = pb.MediaHeader(
+        identity=media_identity(data, DIGEST), num_bytes=len(data), salt="s", processor=DIGEST, num_rows=4
+    )
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+async def test_an_image_is_held_once_and_its_bytes_are_not_asked_for_again():
+    worker = Worker()
+    for expected in (True, False):
+        response, went_ahead = await worker.put(media_parts(header(), FILE))
+        assert (response.outcome, response.num_rows) == (pb.MEDIA_OUTCOME_HELD, 4)
+        assert went_ahead is expected
+    assert len(worker.store) == 1
+    item = worker.store.find(("s", header().identity))
+    assert item is not None
+    assert (item.input_bytes, item.row_bytes) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome", "is_read"),
+    [
+        ({"num_bytes": 101}, pb.MEDIA_OUTCOME_TOO_LARGE, False),
+        ({"num_rows": 9}, pb.MEDIA_OUTCOME_TOO_LARGE, False),
+        ({"processor": "q"}, pb.MEDIA_OUTCOME_OTHER_PROCESSOR, False),
+        ({"num_rows": 5}, pb.MEDIA_OUTCOME_COUNT_DIFFERS, True),
+        ({"grid_height": 2, "grid_width": 2}, pb.MEDIA_OUTCOME_COUNT_DIFFERS, True),
+    ],
+)
+async def test_an_image_that_is_refused_leaves_nothing(fields: dict[str, Any], outcome: int, is_read: bool):
+    worker = Worker()
+    response, went_ahead = await worker.put(media_parts(header(**fields), FILE))
+    assert (response.outcome, went_ahead, len(worker.store)) == (outcome, is_read, 0)
+    assert response.message
+
+
+async def test_an_unreadable_image_is_named_so():
+    worker = Worker()
+    worker.decoder.bad = FILE
+    response, _ = await worker.put(media_parts(header(), FILE))
+    assert (response.outcome, response.message) == (pb.MEDIA_OUTCOME_UNREADABLE, "is damaged")
+
+
+BROKEN: dict[str, tuple[list[pb.PutMediaRequest], type[BatonError]]] = {
+    "no message": ([], LinkBroken),
+    "no header": ([pb.PutMediaRequest(data=b"x")], LinkBroken),
+    "an empty message": ([pb.PutMediaRequest()], LinkBroken),
+    "a short identity": (list(media_parts(header(identity=b"x"), FILE)), InvalidRequest),
+    "a deadline that is no number": (list(media_parts(header(deadline_s=float("nan")), FILE)), InvalidRequest),
+    "too few bytes": (list(media_parts(header(), FILE[:-1])), LinkBroken),
+    "too many bytes": (list(media_parts(header(), FILE + b"x")), LinkBroken),
+    "other bytes": (list(media_parts(header(), FILE[::-1])), LinkBroken),
+    "two headers": ([*media_parts(header(), b""), *media_parts(header(), FILE)], LinkBroken),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_broken_upload_is_a_typed_error_and_frees_its_bytes(name: str):
+    requests, error = BROKEN[name]
+    worker = Worker()
+    for _ in range(5):
+        with pytest.raises(error):
+            await worker.put(requests)
+    assert len(worker.store) == 0
+    response, _ = await worker.put(media_parts(header(), FILE))
+    assert response.outcome == pb.MEDIA_OUTCOME_HELD
+
+
+async def test_a_store_without_room_is_overload():
+    with pytest.raises(Overloaded):
+        await Worker(max_bytes=10).put(media_parts(header(), FILE))
+
+
+async def test_open_uploads_are_bounded_together():
+    worker, inner = Worker(), list[type[BatonError]]()
+
+    async def slow() -> AsyncIterator[pb.PutMediaRequest]:
+        yield pb.PutMediaRequest(header=header(num_bytes=100))
+        try:
+            await worker.put(media_parts(header(b"y" * 60), b"y" * 60))
+        except Overloaded as error:
+            inner.append(type(error))
+        yield pb.PutMediaRequest(data=b"x")
+
+    with pytest.raises(LinkBroken):
+        await worker.receiver.receive(slow(), Context())
+    assert inner == [Overloaded]
+    response, _ = await worker.put(media_parts(header(b"y" * 60), b"y" * 60))
+    assert response.outcome == pb.MEDIA_OUTCOME_HELD
+
+
+PARTS = st.one_of(
+    st.builds(lambda data: pb.PutMediaRequest(data=data), st.binary(max_size=120)),
+    st.builds(
+        lambda **fields: pb.PutMediaRequest(header=pb.MediaHeader(**fields)),
+        identity=st.sampled_from([b"", header().identity, b"x" * 16]),
+        num_bytes=st.sampled_from([0, 1, len(FILE), 100, 101, 2**63]),
+        salt=st.sampled_from(["", "s", "s" * 300]),
+        processor=st.sampled_from(["", DIGEST]),
+        num_rows=st.sampled_from([0, 4, 8, 9, 2**31]),
+        grid_height=st.sampled_from([0, 2]),
+        deadline_s=st.sampled_from([0.0, -1.0, float("inf"), float("nan")]),
+    ),
+    st.just(pb.PutMediaRequest()),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(PARTS, max_size=5))
+async def test_any_stream_has_an_outcome_or_a_typed_error(parts: list[pb.PutMediaRequest]):
+    worker = Worker()
+    try:
+        response, _ = await worker.put(parts)
+    except (InvalidRequest, LinkBroken, Overloaded):
+        pass
+    else:
+        assert response.outcome != pb.MEDIA_OUTCOME_UNSPECIFIED
+    if FILE not in {part.data for part in parts}:
+        assert len(worker.store) == 0
+    response, _ = await worker.put(media_parts(header(), FILE))
+    assert response.outcome == pb.MEDIA_OUTCOME_HELD
