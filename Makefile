@@ -113,6 +113,7 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 model: install-dev ## Train the bundled model again
 	@$(BIN)/python -m scripts.train_bundled_model
 	@$(BIN)/python -m scripts.train_bundled_tools
+	@$(BIN)/python -m scripts.train_bundled_head
 
 kernels: install-dev ## Build the native kernels where their sources have changed (CXX=...)
 	@$(BIN)/python -m scripts.build_kernels

@@ -8,3 +8,6 @@ from pathlib import Path
 
 MODEL_DIR: Path = Path(__file__).resolve().parent / "model"
 """A Hugging Face model directory: config, bfloat16 safetensors, tokenizer, chat template, model card."""
+
+HEAD_DIR: Path = Path(__file__).resolve().parent / "head"
+"""Its EAGLE-3 head, written by ``scripts/train_bundled_head.py``: config, bfloat16 safetensors, card."""

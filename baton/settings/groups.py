@@ -165,7 +165,7 @@ class WorkerSettings(ServiceSettings):
     draft_model: str | None = None
     """A smaller model with the same tokens, or an EAGLE-1 or EAGLE-3 head of the model, named as `model` is. Its KV
     lies in the pages beside the model's. Decode drafts with it, if `--drafter draft-model` or `--drafter eagle` says
-    so; the same on all workers. Default: none."""
+    so; the same on all workers. `bundled-head`: that of the bundled model. Default: none."""
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""

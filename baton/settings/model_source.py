@@ -11,6 +11,8 @@ from pathlib import Path
 from baton.settings.base import SettingsError
 
 BUNDLED = "bundled"
+BUNDLED_HEAD = "bundled-head"
+"""The EAGLE-3 head of the bundled model, for what drafts."""
 PACKAGE = Path(__file__).resolve().parents[1]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -34,6 +36,8 @@ def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL, *, download: bo
     """
     if name == BUNDLED:
         return _bundled()
+    if name == BUNDLED_HEAD and files is ModelFiles.DRAFT:
+        return _bundled_head()
     directory = Path(name).expanduser()
     if directory.is_dir():
         return _checked(directory, name, files)
@@ -66,6 +70,12 @@ def _bundled() -> Path:
     from baton.bundled import MODEL_DIR
 
     return _checked(Path(MODEL_DIR), BUNDLED, ModelFiles.ALL)
+
+
+def _bundled_head() -> Path:
+    from baton.bundled import HEAD_DIR
+
+    return _checked(Path(HEAD_DIR), BUNDLED_HEAD, ModelFiles.DRAFT)
 
 
 def _checked(directory: Path, name: str, files: ModelFiles) -> Path:

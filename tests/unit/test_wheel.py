@@ -16,6 +16,7 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     wanted = {
         "baton/bundled/model/model.safetensors",
         "baton/bundled/model/tokenizer.json",
+        "baton/bundled/head/model.safetensors",
         "baton/store/redis/scripts/advance_sequence.lua",
         "baton/rpc/gen/handoff_pb2.py",
         "baton/services/cli/main.py",
