@@ -131,7 +131,7 @@ class PrefillLoop:
         num_evicted = store.num_evicted
         reply.send(store.hold(key, item))
         metrics.MEDIA_EVICTED_TOTAL.inc(store.num_evicted - num_evicted)
-        metrics.MEDIA_BYTES.set(store.num_bytes)
+        metrics.MEDIA_HELD_BYTES.set(store.num_bytes)
 
     def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:
         match command:

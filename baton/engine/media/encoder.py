@@ -40,4 +40,4 @@ class MediaEncoder:
                 continue
             self._store.on_encoded(key, rows)
             metrics.MEDIA_TOTAL.labels("encoded").inc()
-        metrics.MEDIA_BYTES.set(self._store.num_bytes)
+        metrics.MEDIA_HELD_BYTES.set(self._store.num_bytes)
