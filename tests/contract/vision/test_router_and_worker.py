@@ -1,0 +1,53 @@
+"""Router and worker count the rows of an image alike: one by its size, the other by the tensors of its pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import (
+    CLIPImageProcessorPil,
+    GotOcr2ImageProcessorPil,
+    PixtralImageProcessorPil,
+    Qwen2VLImageProcessorPil,
+)
+
+from baton.model.vision.image_processor import ImageProcessor
+from baton.model.vision.spec import VISION
+from baton.services.router.vision.expansion.reader import read_image_rules
+from tests.exactness.vision.families import BREAK, CANVAS, FAMILIES, MERGE
+
+SIZES = [
+    (w, h) for w, h in ((1, 1), (1, 90), (90, 1), (3, 50), (50, 3), (2, 1), (28, 28), (27, 29), (41, 42), (112, 56))
+]
+SIZES += [(113, 55), (200, 1), (1, 200), (640, 480), (480, 640), (999, 15), (333, 777)]
+PROCESSORS: dict[str, Any] = {
+    "llava": lambda: CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+    "internvl": lambda: GotOcr2ImageProcessorPil(size={"height": CANVAS, "width": CANVAS}),
+    "mistral3": lambda: PixtralImageProcessorPil(size={"longest_edge": 400}, patch_size=14),
+    "qwen2_vl": lambda: Qwen2VLImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 28 * 28 * 60}),
+    "qwen2_5_vl": lambda: Qwen2VLImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 28 * 28 * 60}),
+    "qwen3_vl": lambda: Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 4096, "longest_edge": 32 * 32 * 60}, patch_size=16
+    ),
+}
+FILES = {
+    "mistral3": f'{{"patch_size": 14, "spatial_merge_size": {MERGE}}}',
+    "internvl": '{"image_seq_length": 16}',
+}
+
+
+@pytest.mark.parametrize("family", sorted(VISION))
+def test_router_and_worker_count_the_same_rows(tmp_path, family):
+    FAMILIES[family].config().save_pretrained(tmp_path)
+    PROCESSORS[family]().save_pretrained(tmp_path)
+    if family in FILES:
+        (tmp_path / "processor_config.json").write_text(FILES[family])
+    rules = read_image_rules(tmp_path, lambda text: BREAK)
+    assert rules is not None
+    worker = ImageProcessor(tmp_path, VISION[family])
+    for width, height in SIZES:
+        for detail in ("", "low"):
+            prepared = worker.prepare(width, height, bytes(3 * width * height), detail)
+            tokens = rules.expand(width, height, low_detail=detail == "low")
+            assert (prepared.num_rows, prepared.grid) == (tokens.num_rows, tokens.grid), (width, height, detail)
