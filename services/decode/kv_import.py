@@ -190,7 +190,7 @@ class KvImport:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a queue is searched for a row by identity, every step
 class DecodeRow:
     """The row's tokens, prompt and output, and where their KV lies. `arrival_number`: order of arrival.
 

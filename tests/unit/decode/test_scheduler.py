@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import ConstraintFailed, SentBack
 from baton.domain.handoff import PublishedChunk
@@ -10,7 +12,7 @@ from baton.domain.request import SampledToken, StopParams
 from baton.engine.batch import StepOutput
 from baton.engine.messages import Fail
 from baton.services.decode.effects import DecodeEffect, EmitTokens
-from baton.services.decode.kv_import import Busy, Reserved, SealInfo
+from baton.services.decode.kv_import import Busy, DecodeRow, Reserved, SealInfo
 from baton.services.decode.scheduler import SendBackReason
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from tests.tiny_workers import (
@@ -81,6 +83,15 @@ def test_the_newest_row_is_preempted_to_host_memory():
     assert world.host.num_free == 8
     assert not any(world.scheduler.num_send_backs.values())  # never while host memory has room
     assert_idle(world.cache)
+
+
+def test_rows_are_equal_only_to_themselves():
+    """Each step looks for every row in its queue: by their fields that would be n * n / 2 comparisons of records."""
+    part: Any = object()
+    one, other = (DecodeRow(0, OLD, part, [1], 1, part) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert [other, one].index(one) == 1
 
 
 def test_without_host_memory_the_newest_row_is_sent_back():
