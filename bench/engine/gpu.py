@@ -92,7 +92,7 @@ def measure(options: GpuOptions, device: str, console: Console, probe_bytes: int
     findings: list[GpuFinding] = []
     for name in options.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            save_random_model(SHAPES[name], Path(folder), seed=options.seed)
+            save_random_model(SHAPES[name], Path(folder), seed=options.seed, device=device)
             model = load_model(Path(folder), dtype=DtypeChoice.BFLOAT16, page_size=PAGE_SIZE, device=device)
         engine = make_gpu_engine(SHAPES[name], model, options)
         for num_rows in options.batches:
@@ -184,7 +184,7 @@ def main() -> None:
     findings = measure(options, "cuda", console)
     if options.result is not None:
         save(options.result, findings, "cuda")
-    Console().print(table_of(findings))
+    Console(width=120).print(table_of(findings))  # as wide as the table, also into a file
 
 
 def _wait(device: str) -> None:

@@ -47,9 +47,12 @@ def config_of(shape: ModelShape) -> transformers.PreTrainedConfig:
     )
 
 
-def save_random_model(shape: ModelShape, directory: Path, *, seed: int = 0) -> Path:
-    """Writes bfloat16 weights, config and tokenizer into `directory` and returns it."""
-    with torch.random.fork_rng():
+def save_random_model(shape: ModelShape, directory: Path, *, seed: int = 0, device: str = "cpu") -> Path:
+    """Writes bfloat16 weights, config and tokenizer into `directory` and returns it.
+
+    `device` draws the numbers: a GPU those of billions of weights within seconds, and others than the CPU.
+    """
+    with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.bfloat16)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0, eos_token_id=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from baton.bundled import MODEL_DIR
 from baton.model.loading.config import DtypeChoice
@@ -14,6 +16,7 @@ from tests.cluster import Cluster
 from tests.exactness.reference import Reference
 from tests.exactness.test_cluster_exactness import ask, shaped_prompts, split
 from tests.gpu.marks import needs_flashinfer, needs_gpu
+from tests.tiny_models import add_tokenizer, save_random_config, small_shape
 
 PAGES = {"page-size": 8, "dtype": "float32"}
 
@@ -53,7 +56,14 @@ class TestBfloat16:
 
     @pytest.mark.parametrize("graphs", [True, False])
     def test_a_cluster_answers_with_and_without_graphs(self, graphs: bool, tmp_path: Path) -> None:
+        """With a head size that flashinfer supports: the bundled model's is not, so it has no graphs."""
+        config = transformers.Qwen3Config(**small_shape(head_dim=64, vocab_size=2048, tie_word_embeddings=True))
+        model = add_tokenizer(save_random_config(config, tmp_path / "model", dtype=torch.bfloat16))
         flags = {"device": "cuda", "dtype": "bfloat16"}
-        with Cluster(tmp_path, flags=flags, decode_flags={"cuda-graphs": graphs}) as cluster, split(cluster):
-            for prompt in shaped_prompts(1)[1:]:
-                assert len(ask(cluster, prompt)) == 12
+        with Cluster(tmp_path, str(model), flags=flags, decode_flags={"cuda-graphs": graphs}) as cluster:
+            log = cluster.processes["decode-0"].log.read_text()
+            sizes = re.findall(r"cuda_graphs .*sizes=\[(.*)\]", log)
+            assert [bool(found) for found in sizes] == [graphs]
+            with split(cluster):
+                for prompt in shaped_prompts(1)[1:]:
+                    assert len(ask(cluster, prompt)) == 12

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from baton.domain.arithmetic import ceil_div
@@ -178,5 +179,5 @@ class PageTables:
         return cls(_int32(query_offsets), _int32(table_offsets), _int32(pages), _int32(last_slots))
 
 
-def _int32(values: Iterable[int]) -> torch.Tensor:
-    return torch.tensor(list(values), dtype=torch.int32)
+def _int32(values: Sequence[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int32))  # numpy reads a list several times as fast as torch
