@@ -30,7 +30,7 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OF_OTHERS = frozenset(
     """
     CUDA_VISIBLE_DEVICES FLASHINFER_WORKSPACE_BASE PYTORCH_CUDA_ALLOC_CONF UCX_TCP_PORT_RANGE bdp_probe ibv_devinfo
-    CUDA_HOME expandable_segments ptrace_scope qlinear_pointwise shm_size
+    CUDA_HOME UCX_CUDA_IPC_ENABLE_GET_ZCOPY expandable_segments ptrace_scope qlinear_pointwise shm_size
     """.split()
 )
 """Names of other projects that the pages mention."""
