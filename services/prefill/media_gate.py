@@ -26,7 +26,9 @@ from baton.services.prefill.prompt import Prompt
 class MediaGate:
     """The images of one prefill worker's prompts. `budget_rows`: most rows that a step encodes, beyond one image."""
 
-    def __init__(self, store: MediaStore[Any, Any], budget_rows: int) -> None:
+    def __init__(self, store: MediaStore[Any, Any], budget_rows: int, *, is_used: bool = True) -> None:
+        """`is_used` False: embeddings are there by other means, and no prompt waits."""
+        self._is_used = is_used
         self.store = store
         self._budget_rows = budget_rows
         self._wanted: dict[MediaKey, set[AttemptId]] = {}  # in the order of their prompts
@@ -38,7 +40,7 @@ class MediaGate:
 
     def begin(self, request: EngineRequest, num_known: int) -> BatonError | None:
         """Pins the images of a new prompt, of which `num_known` tokens are cached. The error that ends it, or None."""
-        if not request.media:
+        if not request.media or not self._is_used:
             return None
         self.store.pin(request.id, dict.fromkeys(_keys(request, 0)))
         return self.find_fault(request, num_known)
@@ -97,7 +99,7 @@ class MediaGate:
 
     def _needed(self, request: EngineRequest, num_known: int) -> Iterator[tuple[MediaKey, HeldMedia[Any, Any] | None]]:
         """The images with rows behind the first `num_known` tokens, each once."""
-        for key in dict.fromkeys(_keys(request, num_known)):
+        for key in dict.fromkeys(_keys(request, num_known)) if self._is_used else ():
             yield key, self.store.find(key)
 
 

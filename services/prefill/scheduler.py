@@ -59,7 +59,7 @@ from baton.services.prefill.publisher import PagePublisher
 from baton.services.prefill.queue import PromptQueue
 
 NOT_SHARED = PageSharing()
-NO_MEDIA = MediaGate(MediaStore(0), 0)
+NO_MEDIA = MediaGate(MediaStore(0), 0, is_used=False)
 
 _MAX_REMEMBERED = 256
 """Exports that ended with a wrong page, for suspects that are reported while they drain."""

@@ -71,6 +71,13 @@ def test_rows_in_cached_pages_need_no_image():
     assert isinstance(gate.find_fault(one, behind_the_first - 1), NeedMedia), "its pages were evicted meanwhile"
 
 
+def test_without_a_store_no_prompt_waits():
+    gate = MediaGate(MediaStore(0), 0, is_used=False)
+    assert gate.begin(request("a", 1), 0) is None
+    assert gate.find_fault(request("a", 1), 0) is None
+    assert not gate.must_wait(request("a", 1), 0)
+
+
 def test_another_salt_does_not_find_an_image():
     gate = gate_with(1, salt="a")
     assert gate.begin(request("a", 1, salt="a"), 0) is None
