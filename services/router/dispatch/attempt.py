@@ -33,6 +33,7 @@ from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2, session_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.rpc.tokens.row_codec import decode_row
+from baton.rpc.tokens.token_check import verify_check
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.reserve import PairReservation
@@ -46,7 +47,6 @@ from baton.services.router.dispatch.worker_errors import (
     classify_rpc_error,
     damaged,
     lost_worker,
-    verify,
 )
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile, TokenChunk
@@ -217,7 +217,7 @@ class Attempt:
                 case "imported" if not self._decoding:
                     self._on_imported(event.imported)
                 case "tokens":
-                    verify(event.tokens)
+                    _guarded(verify_check, event.tokens)
                     return self._on_tokens(tuple(map(decode_token, event.tokens.tokens)), event.tokens)
                 case _:
                     raise damaged("an event of decode that fits nowhere")
@@ -287,7 +287,7 @@ class Attempt:
     def _on_sealed(self, sealed: prefill_pb2.Sealed) -> TokenChunk:
         self._tracked.timer.sealed(decode_prefill_times(sealed.times) if sealed.HasField("times") else None)
         self._workers.add_cached_pages(self._pair.prefill, self._reservation.keys)
-        verify(sealed)
+        _guarded(verify_check, sealed)
         token, finish = decode_token(sealed.first_token), decode_finish(sealed.finish_reason)
         if finish is None and self._prefill_only:
             raise damaged("a seal without an end, where the first token is the last")
@@ -345,17 +345,12 @@ class Attempt:
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:
         """Raises `AttemptFailure` for scores that were damaged or do not fit."""
-        try:
-            self._scores.add(decode_scores(message))
-        except LinkBroken as error:
-            raise AttemptFailure(error, FaultSource.LINK) from None
+        _guarded(self._scores.add, _guarded(decode_scores, message))
 
     def _take_scores(self) -> PromptScores | None:
         """The scores of the whole prompt, None if not asked for. Raises `AttemptFailure` if some are missing."""
-        try:
-            return self._scores.take()
-        except LinkBroken as error:
-            raise AttemptFailure(error, FaultSource.LINK) from None
+        scores: PromptScores | None = _guarded(self._scores.take)
+        return scores
 
     def _with_scores(self, chunk: TokenChunk, scores: PromptScores) -> TokenChunk:
         self._tracked.on_scored()
@@ -394,3 +389,11 @@ class Attempt:
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
         failure.unreached = isinstance(failure.error, WorkerLost) and not self._accepted
+
+
+def _guarded(call: Callable[..., Any], *arguments: object) -> Any:
+    """What `call` returns. Raises `AttemptFailure` if a message is not what was sent."""
+    try:
+        return call(*arguments)
+    except LinkBroken as error:
+        raise AttemptFailure(error, FaultSource.LINK) from None

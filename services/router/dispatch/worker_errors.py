@@ -31,7 +31,6 @@ from baton.domain.errors import (
 )
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import error_from_rpc
-from baton.rpc.tokens.token_check import Checked, verify_check
 from baton.services.router.dispatch.placement import Avoided, Pair
 
 
@@ -133,14 +132,6 @@ def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:
 def damaged(why: str) -> AttemptFailure:
     """The failure of an attempt with a message that cannot be what was sent."""
     return AttemptFailure(LinkBroken(f"a damaged message: {why}"), FaultSource.LINK)
-
-
-def verify(message: Checked) -> None:
-    """Raises `AttemptFailure` if the message's tokens are not those that were sent."""
-    try:
-        verify_check(message)
-    except LinkBroken as error:
-        raise AttemptFailure(error, FaultSource.LINK) from None
 
 
 def _source_of(error: Interrupted, role: WorkerRole) -> FaultSource:
