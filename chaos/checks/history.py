@@ -31,7 +31,9 @@ class Rule(enum.Enum):
     INDICES = "a choice's event ids count up by one, and no other choice's count moves with them"
     ENDS_ONCE = "a choice ends once, and nothing of it comes afterwards"
     JOURNAL_AGREES = "client and journal have the same token at every index both know"
-    COUNTS_AGREE = "a finished sequence's record counts the tokens that its client received"
+    COUNTS_AGREE = (
+        "a finished sequence's record counts the tokens that its client received, or more behind a stop string"
+    )
     ENDS_AGREE = "the client's end equals the store's"
     DURABLE = "a call that was announced as durable is never lost"
 
@@ -58,17 +60,23 @@ class SequenceHistory:
 
 @dataclass(frozen=True, slots=True)
 class ClientHistory:
-    """The client's side of a call."""
+    """The client's side of a call. `has_stop_strings`: text may end its answer.
+
+    The journal is written before the text of its tokens is read, and one message may bring several: tokens behind a
+    stop string are then written and counted, and never sent.
+    """
 
     call_id: str
     events: tuple[Event, ...]
     end: StreamEnd | None
     durable: bool = False
+    has_stop_strings: bool = False
 
     @classmethod
     def of(cls, transcript: Transcript) -> ClientHistory:
         """The history that a client has written down."""
-        return cls(transcript.call_id, tuple(transcript.events), transcript.end, transcript.durable)
+        has_stop_strings = bool(transcript.request.parameters.get("stop"))
+        return cls(transcript.call_id, tuple(transcript.events), transcript.end, transcript.durable, has_stop_strings)
 
     def tokens(self, choice: int) -> tuple[int, ...]:
         """Events of one choice."""
@@ -77,6 +85,13 @@ class ClientHistory:
     def finished(self, choice: int) -> bool:
         """True if the choice's last event was received."""
         return any(event.finish for event in self.events if event.choice == choice)
+
+    def agrees(self, choice: int, num_written: int) -> bool:
+        """True if the finished choice may have so many tokens in the store."""
+        num_received = len(self.tokens(choice))
+        if self.has_stop_strings and any(e.finish == "stop" for e in self.events if e.choice == choice):
+            return num_written >= num_received
+        return num_written == num_received
 
 
 def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[Contradiction]:
@@ -166,7 +181,11 @@ def _journal(client: ClientHistory, sequence: SequenceHistory) -> Iterator[Contr
         yield Contradiction(
             Rule.JOURNAL_AGREES, f"{client.call_id} choice {sequence.choice}: journal indices {indices}"
         )
-    if sequence.journal.finish is not None and client.finished(sequence.choice) and len(written) != len(received):
+    if (
+        sequence.journal.finish is not None
+        and client.finished(sequence.choice)
+        and not client.agrees(sequence.choice, len(written))
+    ):
         where = (
             f"{client.call_id} choice {sequence.choice}: received {len(received)} tokens, {len(written)} are written"
         )
@@ -181,7 +200,7 @@ def _end(client: ClientHistory, sequence: SequenceHistory) -> Iterator[Contradic
     if client.finished(sequence.choice):
         if last.state in (RequestState.FAILED, RequestState.REFUSED):
             yield Contradiction(Rule.ENDS_AGREE, where)
-        if last.state is RequestState.FINISHED and last.num_emitted != len(client.tokens(sequence.choice)):
+        if last.state is RequestState.FINISHED and not client.agrees(sequence.choice, last.num_emitted):
             yield Contradiction(Rule.COUNTS_AGREE, where)
     elif client.end is StreamEnd.DONE or (client.end is StreamEnd.FAILED and last.state is RequestState.FINISHED):
         yield Contradiction(Rule.ENDS_AGREE, where)

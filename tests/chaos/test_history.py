@@ -60,6 +60,19 @@ def test_a_good_history_breaks_no_rule() -> None:
     assert check(CLIENT, [FIRST, SECOND]) == []
 
 
+STOPPED_EVENTS = (*CLIENT.events[:3], event(0, "3.1", 12, "stop"))
+MORE_WRITTEN = replace(FIRST, journal=journal(10, 11, 12, 13), observations=(record(RequestState.FINISHED, 2, 4),))
+
+
+def test_tokens_behind_a_stop_string_may_be_written() -> None:
+    """One message brings several tokens, and is written before its text is read."""
+    stopped = replace(CLIENT, events=STOPPED_EVENTS, has_stop_strings=True)
+    assert check(stopped, [MORE_WRITTEN]) == []
+    assert violated_rules(replace(stopped, has_stop_strings=False), MORE_WRITTEN) == {Rule.COUNTS_AGREE}
+    fewer = replace(FIRST, journal=journal(10, 11), observations=(record(RequestState.FINISHED, 2, 2),))
+    assert violated_rules(stopped, fewer) == {Rule.COUNTS_AGREE}
+
+
 def test_a_lost_store_contradicts_nothing() -> None:
     assert check(CLIENT, [SequenceHistory(0, (), None), SequenceHistory(1, (), None)]) == []
 
