@@ -116,6 +116,13 @@ def load_eagle_weights(directory: Path, target: HeadTarget) -> EagleWeights:
         raise UnreadableModel(f"the head in {directory} lacks {error}; download it again") from error
 
 
+def _integer(config: Mapping[str, Any], name: str) -> int:
+    value = config[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UnreadableModel(f"the head's {name} is {value!r}")
+    return value
+
+
 class _HeadReader:
     """Takes tensors by name; what is left over at the end is not understood."""
 
@@ -123,13 +130,13 @@ class _HeadReader:
         self._config = config
         self._tensors = {name: tensor for name, tensor in tensors.items() if name not in _IGNORED}
         self._target = target
-        self._hidden_size = int(config["hidden_size"])
+        self._hidden_size = _integer(config, "hidden_size")
         self._is_eagle3 = "midlayer.hidden_norm.weight" in tensors
         self._num_parameters = 0
 
     def read(self) -> EagleWeights:
         config, hidden = self._config, self._hidden_size
-        num_heads = int(config["num_attention_heads"])
+        num_heads = _integer(config, "num_attention_heads")
         head_dim = int(config.get("head_dim") or hidden // num_heads)
         heads = HeadShape(num_heads, int(config.get("num_key_value_heads") or num_heads), head_dim)
         if config.get("hidden_act", "silu") not in ACTIVATIONS:
@@ -171,12 +178,12 @@ class _HeadReader:
             return CaptureSpec(final=True)
         num_layers = self._target.num_layers
         ids = (self._config.get("eagle_config") or self._config).get("eagle_aux_hidden_state_layer_ids")
-        after = sorted((2, num_layers // 2, num_layers - 3)) if not ids else [int(id) + 1 for id in ids]
         try:
+            after = sorted((2, num_layers // 2, num_layers - 3)) if not ids else [int(id) + 1 for id in ids]
             if after[-1] >= num_layers:
                 raise ValueError(f"there are {num_layers} layers, and it reads after {after[-1]}")
             return CaptureSpec(tuple(after))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise UnsupportedModel(f"the head reads other layers than the model has: {error}") from error
 
     def _fc_width(self, capture: CaptureSpec) -> int:
@@ -200,11 +207,15 @@ class _HeadReader:
             if self._target.embedding.shape[1] != self._hidden_size:
                 raise UnsupportedModel("the head needs the output head of a model with other hidden states")
             return None, self._target.output
+        num_logits = len(rows)
+        fits = rows.dim() == 2 and rows.shape[1] == self._hidden_size
+        if not fits or (deltas is None and num_logits < self._target.vocab_size):
+            raise UnsupportedModel(f"the head's lm_head.weight is {tuple(rows.shape)}, and does not fit head and model")
         linear = self._make(rows, None)
         if deltas is None:
             return None, linear
         ids = torch.arange(len(deltas)) + deltas.to(torch.int64)
-        if len(ids) != len(rows) or len(set(ids.tolist())) != len(ids) or not self._knows(ids):
+        if len(ids) != num_logits or len(set(ids.tolist())) != len(ids) or not self._knows(ids):
             raise UnsupportedModel("the head's d2t does not name tokens of the model")
         return ids.to(self._target.embedding.device), linear
 
@@ -226,7 +237,8 @@ class _HeadReader:
     def _fused(self, names: list[str], sizes: tuple[int, ...], num_in: int) -> Linear:
         """One matrix over the outputs of all names. Biases are used where the head has them."""
         weights = [self._take(f"{name}.weight", (size, num_in)) for name, size in zip(names, sizes, strict=True)]
-        biases = [self._tensors.pop(f"{name}.bias", None) for name in names]
+        given = [(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
+        biases = [self._take(name, (size,)) if name in self._tensors else None for name, size in given]
         present = [bias for bias in biases if bias is not None]
         if len(present) not in (0, len(names)):
             raise UnsupportedModel(f"only some of {', '.join(names)} have a bias")

@@ -86,6 +86,15 @@ WRONG: dict[str, tuple[str, Change, type[Exception]]] = {
     "only some of": (
         "eagle", lambda t: t.update({"layers.0.self_attn.q_proj.bias": torch.zeros(HIDDEN)}), UnsupportedModel,
     ),
+    r"fc.bias is \(3,\)": (
+        "eagle3", lambda t: t.update({"fc.bias": torch.zeros(3)}), UnsupportedModel,
+    ),
+    r"lm_head.weight is \(\d+, 3\)": (
+        "eagle3", lambda t: t.update({"lm_head.weight": torch.zeros(VOCAB_SIZE, 3)}), UnsupportedModel,
+    ),
+    r"lm_head.weight is \(5, 64\)": (
+        "eagle3", lambda t: t.update({"lm_head.weight": torch.zeros(5, HIDDEN)}), UnsupportedModel,
+    ),
     "embeddings are": (
         "eagle3", lambda t: t.update({"embed_tokens.weight": torch.zeros(7, HIDDEN)}), UnsupportedModel,
     ),
@@ -111,6 +120,12 @@ def test_files_that_hold_no_head_are_refused(tmp_path: Path) -> None:
     (directory / "config.json").write_text("{}")
     with pytest.raises(UnreadableModel, match="no hidden_size"):
         load_eagle_weights(directory, TARGET)
+    for value in ("2", [None], None):
+        with pytest.raises(UnreadableModel, match="the head's num_attention_heads is"):
+            loaded(tmp_path / "d", "eagle", num_attention_heads=value)
+    for ids in ("2,16", [None]):
+        with pytest.raises(UnsupportedModel, match="reads other layers"):
+            loaded(tmp_path / "e", "eagle3", eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
     for config, words in (({"hidden_act": "relu"}, "activation is relu"), ({"hidden_size": 32}, "other hidden states")):
         with pytest.raises(UnsupportedModel, match=words):
             loaded(tmp_path / "c", "eagle", **config)
