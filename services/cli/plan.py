@@ -123,9 +123,7 @@ def callable_host(host: str) -> str:
 
 def _choose_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises `OSError` for a busy port, before any process is started."""
-    if port == 0:
-        return free_ports(1)[0]
-    with _listening(host, port) as probe:
+    with _listening(host, port or free_ports(1)[0]) as probe:
         return int(probe.getsockname()[1])
 
 
