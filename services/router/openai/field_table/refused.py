@@ -22,7 +22,7 @@ _CONSTRAINT = "is not supported: a grammar holds from the first token on"
 _TOOLS = "is not supported; use tools"
 _REASONING = "is not supported"
 _OF_CHATS = "is not supported: the reasoning of a completion is part of its text"
-_MEDIA = "is not supported: text is all that is read and written"
+_MEDIA = "is not supported: images come as image_url parts of messages, and text is written"
 _ROUTING = "is not for clients: workers are chosen by the router"
 
 _OFF = (False,)
