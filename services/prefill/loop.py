@@ -123,13 +123,16 @@ class PrefillLoop:
         batch = media.next_batch()
         if batch:
             with self._turn.steps.step():
-                self.encoder.encode(batch)
+                for key, error in self.encoder.encode(batch):
+                    media.on_failed(key, error)
         return bool(batch)
 
     def _hold(self, key: MediaKey, item: HeldMedia[Any, Any], reply: Reply[bool]) -> None:
         store = self._scheduler.media.store
-        num_evicted = store.num_evicted
-        reply.send(store.hold(key, item))
+        num_evicted, now = store.num_evicted, monotonic_s()
+        is_held = store.hold(key, item, now)
+        store.keep(key, now)
+        reply.send(is_held)
         metrics.MEDIA_EVICTED_TOTAL.inc(store.num_evicted - num_evicted)
         metrics.MEDIA_HELD_BYTES.set(store.num_bytes)
 
@@ -160,7 +163,9 @@ class PrefillLoop:
             case TierEnded():
                 return []  # the turn's schedule takes what has ended
             case FindMedia(key, found):
-                item = self._scheduler.media.store.find(key)
+                store = self._scheduler.media.store
+                item = store.find(key)
+                store.keep(key, monotonic_s())
                 found.send(None if item is None else (item.num_rows, item.grid))
                 return []
             case HoldMedia(key, item, held):

@@ -6,6 +6,8 @@ A prompt's life here:
    is not held ends the prompt with `NeedMedia`, unless its rows are cached.
 2. It waits, outside of the order of the others, until all rows that it lacks are here. A step encodes images up to a
    budget of rows, at least one, then text goes on: so no prompt of text waits for more than one such step.
+   `on_failed` ends the prompts that need an image of which the tower made nothing, and forgets the image.
+   Images are pinned again while it waits: one that was not held at `begin` may be needed by now.
 3. `end`: the pins go. An image that no other prompt waits for leaves the queue; it stays held while there is room.
 
 Pages that are evicted while a prompt waits can bring back the need for rows; `find_fault` then tells.
@@ -13,6 +15,7 @@ Pages that are evicted while a prompt waits can bring back the need for rows; `f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -32,6 +35,7 @@ class MediaGate:
         self.store = store
         self._budget_rows = budget_rows
         self._wanted: dict[MediaKey, set[AttemptId]] = {}  # in the order of their prompts
+        self._failed: dict[AttemptId, BatonError] = {}
 
     @property
     def num_wanted(self) -> int:
@@ -42,8 +46,12 @@ class MediaGate:
         """Pins the images of a new prompt, of which `num_known` tokens are cached. The error that ends it, or None."""
         if not request.media or not self._is_used:
             return None
-        self.store.pin(request.id, dict.fromkeys(_keys(request, 0)))
-        return self.find_fault(request, num_known)
+        keys = dict.fromkeys(_keys(request, 0))
+        self.store.pin(request.id, keys)
+        fault = self._find_overflow(request, num_known) or self.find_fault(request, num_known)
+        if fault is None:
+            self.store.end_keep(keys)
+        return fault
 
     def find_fault(self, request: EngineRequest, num_known: int) -> BatonError | None:
         """The error that ends a prompt whose rows behind the first `num_known` tokens cannot be had; None if none."""
@@ -51,8 +59,6 @@ class MediaGate:
         for key, item in self._needed(request, num_known):
             if item is None:
                 missing.append(key[1])
-            elif item.fault:
-                return InvalidRequest(f"media {key[1].hex()} {item.fault}", param="media")
             elif item.num_rows < _num_shown(request, key[1]):
                 return InvalidRequest(f"media {key[1].hex()} has {item.num_rows} rows, fewer than its spans")
         if not missing:
@@ -62,12 +68,20 @@ class MediaGate:
     def faults(self, prompts: Iterable[Prompt]) -> list[tuple[AttemptId, BatonError]]:
         """The waiting prompts that cannot get their rows any more, with the error that ends each."""
         faults = [(one.request.id, self.find_fault(one.request, one.num_known)) for one in prompts if one.request.media]
-        return [(id, fault) for id, fault in faults if fault is not None]
+        return [(id, self._failed.get(id, fault)) for id, fault in faults if fault is not None]
+
+    def on_failed(self, key: MediaKey, error: BatonError) -> None:
+        """Forgets an image that cannot be encoded now. `error` ends the waiting prompts that need it."""
+        item = self.store.find(key)
+        if item is not None:
+            self._failed.update(dict.fromkeys(item.pins, error))
+            self.store.drop(key)
 
     def must_wait(self, request: EngineRequest, num_known: int) -> bool:
-        """True while rows behind the first `num_known` tokens are not encoded; they are then queued."""
+        """True while rows behind the first `num_known` tokens are not encoded, then queued. Pins the images."""
         waits = False
         for key, item in self._needed(request, num_known):
+            self.store.pin(request.id, (key,))
             if item is None or item.rows is None:
                 waits = True
                 self._wanted.setdefault(key, set()).add(request.id)
@@ -79,7 +93,7 @@ class MediaGate:
         num_rows = 0
         for key in list(self._wanted):
             item = self.store.find(key)
-            if item is None or item.rows is not None or item.fault:
+            if item is None or item.rows is not None:
                 del self._wanted[key]
                 continue
             if batch and num_rows + item.num_rows > self._budget_rows:
@@ -92,10 +106,24 @@ class MediaGate:
     def end(self, id: AttemptId) -> None:
         """Releases the images of a prompt that has left. Idempotent."""
         self.store.unpin(id)
+        self._failed.pop(id, None)
         for key in [key for key, ids in self._wanted.items() if id in ids]:
             self._wanted[key].discard(id)
             if not self._wanted[key]:
                 del self._wanted[key]
+
+    def _find_overflow(self, request: EngineRequest, num_known: int) -> BatonError | None:
+        """The refusal of a prompt whose images alone exceed the store; None if they fit, or nothing tells yet."""
+        needed = list(self._needed(request, num_known))
+        lacks = [key for key, item in needed if item is None]
+        if not lacks or math.isinf(self.store.bytes_per_row):
+            return None
+        num_bytes = sum(item.num_bytes for _, item in needed if item is not None)
+        num_bytes += int(sum(_num_shown(request, key[1]) for key in lacks) * self.store.bytes_per_row)
+        if num_bytes <= self.store.max_bytes:
+            return None
+        message = f"the images take {num_bytes} bytes in this worker, which holds {self.store.max_bytes}"
+        return InvalidRequest(message, param="media")
 
     def _needed(self, request: EngineRequest, num_known: int) -> Iterator[tuple[MediaKey, HeldMedia[Any, Any] | None]]:
         """The images with rows behind the first `num_known` tokens, each once."""

@@ -286,13 +286,13 @@ class PrefillScheduler:
         return prompt.state is PromptState.CHUNKING
 
     def _admit(self, prompt: Prompt, step: StepBudget, gate: AdmissionGate, now: float) -> bool:
-        """Moves a waiting prompt to *chunking*. False if it does not fit now.
+        """Moves a waiting prompt to *chunking*. False if it does not fit now, or waits for images: others pass.
 
         Prompts that end because a matched page is wrong leave *chunking*.
         """
         step.take_back(prompt.request.id)  # it may have begun and gone back in this step
         is_held = self._queue.is_held(prompt)  # by one that began in this step
-        if is_held or not gate.is_open:
+        if is_held or not gate.is_open or self.media.must_wait(prompt.request, prompt.num_known):
             return False
         if self._room(prompt, prompt.num_known, self.limits.page_size, step) < self.limits.page_size:
             gate.on_refused(prompt, lacks_pages=False)
@@ -300,18 +300,17 @@ class PrefillScheduler:
         if self._cache.pool.num_owned(Owner.PINNED) >= self.limits.max_pinned_pages:  # ends: commit, abort or lease
             gate.is_open = False
             return False
-        waits = self.media.must_wait(prompt.request, prompt.num_known)
-        waits |= self._tier is not None and prompt.tier_use is not None and self._tier.must_wait(prompt.tier_use, now)
-        if waits or not self._has_slot(prompt, prompt.num_known, step):
+        reads = self._tier is not None and prompt.tier_use is not None and self._tier.must_wait(prompt.tier_use, now)
+        if reads or not self._has_slot(prompt, prompt.num_known, step):
             gate.on_refused(prompt, lacks_pages=False)
             return False
         num_matched = self._match(prompt, now)
-        has_slot = num_matched >= prompt.num_known or (
-            self._has_slot(prompt, num_matched, step) and not self.media.must_wait(prompt.request, num_matched)
-        )
-        if not has_slot or not prompt.table.extend(len(prompt.request.tokens)):
+        waits = self.media.must_wait(prompt.request, num_matched)
+        has_slot = num_matched >= prompt.num_known or self._has_slot(prompt, num_matched, step)
+        if waits or not has_slot or not prompt.table.extend(len(prompt.request.tokens)):
             prompt.start_again()
-            gate.on_refused(prompt, lacks_pages=has_slot)
+            if not waits:
+                gate.on_refused(prompt, lacks_pages=has_slot)
             return False
         prompt.num_cached, prompt.num_filled, size = num_matched, num_matched, self.limits.page_size
         if self._tier is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from baton.domain.errors import BatonError, Broken
 from baton.engine.media.store import HeldMedia, MediaKey, MediaStore
 from baton.model.vision.embedding import MediaEmbedding
 from baton.model.vision.tower import VisionTower, WrongRowCount
@@ -26,18 +27,24 @@ class MediaEncoder:
         self._tower = tower
         self._store = store
 
-    def encode(self, batch: Sequence[tuple[MediaKey, Held]]) -> None:
-        """Encodes images one by one. One that the tower does not take gets a fault, which ends its prompts."""
+    def encode(self, batch: Sequence[tuple[MediaKey, Held]]) -> list[tuple[MediaKey, BatonError]]:
+        """Encodes images one by one. Returns those of which the tower made nothing, with the error of their prompts.
+
+        The router tries such a prompt on another worker: a tower may fail for a while, as without memory.
+        """
+        failed: list[tuple[MediaKey, BatonError]] = []
         for key, item in batch:
             if item.inputs is None:
                 continue
             try:
                 (rows,) = self._tower.encode(item.inputs, [item.num_rows])
-            except (WrongRowCount, RuntimeError, ValueError) as error:
-                item.fault = "cannot be encoded"
+            except Exception as error:  # a library's own faults end no engine
+                why = "has other rows than counted" if isinstance(error, WrongRowCount) else "cannot be encoded now"
+                failed.append((key, Broken(f"media {key[1].hex()} {why}")))
                 metrics.MEDIA_TOTAL.labels("encode_failed").inc()
-                log.error("media_not_encoded", identity=key[1].hex(), why=str(error)[:200])
+                log.error("media_not_encoded", identity=key[1].hex(), why=repr(error)[:200])
                 continue
             self._store.on_encoded(key, rows)
             metrics.MEDIA_TOTAL.labels("encoded").inc()
         metrics.MEDIA_HELD_BYTES.set(self._store.num_bytes)
+        return failed

@@ -1,11 +1,13 @@
 """The images that a prefill worker holds: tensors until they are encoded, embeddings from then on. Pure bookkeeping.
 
 Owned by the engine thread. Bounded by bytes, the least recently used go first. Images that a prompt still needs are
-pinned. An image is found by requests of its own salt only, so that timing tells no tenant what another one has sent.
+pinned; one that came for a prompt is kept for a while, until that prompt is here. An image is found by requests of its
+own salt only, so that timing tells no tenant what another one has sent.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,12 +21,15 @@ Rows = TypeVar("Rows")
 MediaKey = tuple[str, bytes]
 """Salt and identity."""
 
+KEEP_S = 30.0
+"""How long an image waits for its prompt, beside the others of it that are still to come."""
+
 
 @dataclass(slots=True, eq=False)
 class HeldMedia(Generic[Inputs, Rows]):
     """One image. `inputs`: of the tower, None once `rows` are there. `row_bytes` of all rows count from the start.
 
-    `fault`: why it could not be encoded; "" if it could, or nobody has tried.
+    `kept_until`: it is not evicted before, with or without a prompt.
     """
 
     inputs: Inputs | None
@@ -33,7 +38,7 @@ class HeldMedia(Generic[Inputs, Rows]):
     input_bytes: int
     row_bytes: int
     rows: Rows | None = None
-    fault: str = ""
+    kept_until: float = 0.0
     pins: set[AttemptId] = field(default_factory=set)
 
     @property
@@ -46,10 +51,12 @@ class MediaStore(Generic[Inputs, Rows]):
     """Held images by salt and identity. `max_bytes`: of all of them."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self.bytes_per_row = math.inf
+        """The least of an image with its inputs, of all that were ever held; infinite before the first."""
         self._held: OrderedDict[MediaKey, HeldMedia[Inputs, Rows]] = OrderedDict()
         self._salts: dict[bytes, set[str]] = {}
-        self._pinned: dict[AttemptId, tuple[MediaKey, ...]] = {}
+        self._pinned: dict[AttemptId, set[MediaKey]] = {}
         self.num_bytes = 0
         self.num_evicted = 0
 
@@ -63,22 +70,34 @@ class MediaStore(Generic[Inputs, Rows]):
             self._held.move_to_end(key)
         return item
 
-    def hold(self, key: MediaKey, item: HeldMedia[Inputs, Rows]) -> bool:
-        """Keeps an image that is not held yet, and evicts others for it. False, and nothing changes, without room."""
+    def hold(self, key: MediaKey, item: HeldMedia[Inputs, Rows], now: float = 0.0) -> bool:
+        """Holds an image that is not held yet, and evicts others for it. False, and nothing changes, without room."""
         if self.find(key) is not None:
             return True
-        evictable = sum(other.num_bytes for other in self._held.values() if not other.pins)
-        if self.num_bytes - evictable + item.num_bytes > self._max_bytes:
+        evictable = {k: one.num_bytes for k, one in self._held.items() if not one.pins and one.kept_until <= now}
+        if self.num_bytes - sum(evictable.values()) + item.num_bytes > self.max_bytes:
             return False
-        for old in [one for one, other in self._held.items() if not other.pins]:
-            if self.num_bytes + item.num_bytes <= self._max_bytes:
+        for old in evictable:
+            if self.num_bytes + item.num_bytes <= self.max_bytes:
                 break
             self.drop(old)
             self.num_evicted += 1
         self._held[key] = item
         self._salts.setdefault(key[1], set()).add(key[0])
         self.num_bytes += item.num_bytes
+        self.bytes_per_row = min(self.bytes_per_row, item.num_bytes / max(1, item.num_rows))
         return True
+
+    def keep(self, key: MediaKey, now: float) -> None:
+        """Evicts a held image for no other one until its prompt has come, for `KEEP_S` at most."""
+        if key in self._held:
+            self._held[key].kept_until = now + KEEP_S
+
+    def end_keep(self, keys: Iterable[MediaKey]) -> None:
+        """A prompt with these images has come. From now on its pins keep them."""
+        for key in keys:
+            if key in self._held:
+                self._held[key].kept_until = 0.0
 
     def drop(self, key: MediaKey) -> None:
         """Forgets an image, pinned or not. Ignores one that is not held."""
@@ -92,11 +111,12 @@ class MediaStore(Generic[Inputs, Rows]):
             del self._salts[key[1]]
 
     def pin(self, id: AttemptId, keys: Iterable[MediaKey]) -> None:
-        """Keeps those of `keys` that are held until `unpin`, for the prompt of one attempt. Called once for it."""
-        found = tuple(key for key in keys if key in self._held)
-        for key in found:
-            self._held[key].pins.add(id)
-        self._pinned[id] = found
+        """Keeps those of `keys` that are held until `unpin`, for the prompt of one attempt. Adds to earlier ones."""
+        pinned = self._pinned.setdefault(id, set())
+        for key in keys:
+            if key in self._held:
+                self._held[key].pins.add(id)
+                pinned.add(key)
 
     def unpin(self, id: AttemptId) -> None:
         """Releases what `pin` kept. Idempotent."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.errors import InvalidRequest, NeedMedia
+from baton.domain.errors import Broken, InvalidRequest, NeedMedia
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
-from baton.engine.media.store import HeldMedia, MediaStore
+from baton.engine.media.store import KEEP_S, HeldMedia, MediaKey, MediaStore
 from baton.services.prefill.media_gate import MediaGate
 
 ROWS = 4
@@ -25,6 +29,10 @@ def request(name: str, *images: int, salt: str = "") -> EngineRequest:
     tokens = tuple(range((len(images) + 1) * 2 + len(images) * ROWS))
     id = AttemptId(RequestId(name), 1)
     return EngineRequest(id, tokens, len(tokens), SamplingParams(), StopParams(1), salt=salt, media=spans)
+
+
+def prompts_of(*requests: EngineRequest) -> list[Any]:
+    return [Mock(request=one, num_known=0) for one in requests]
 
 
 def gate_with(*images: int, budget: int = 2 * ROWS, salt: str = "") -> MediaGate:
@@ -96,10 +104,73 @@ def test_a_fault_of_the_tower_ends_the_prompts_that_need_the_image():
     for prompt in (one, other):
         gate.begin(prompt, 0)
         gate.must_wait(prompt, 0)
-    ((_, item), _) = gate.next_batch()
-    item.fault = "cannot be encoded"
-    assert isinstance(gate.find_fault(one, 0), InvalidRequest)
-    assert gate.find_fault(other, 0) is None
+    ((key, _), _) = gate.next_batch()
+    gate.on_failed(key, Broken("cannot be encoded now"))
+    assert [(id, type(fault)) for id, fault in gate.faults(prompts_of(one, other))] == [(one.id, Broken)]
+    gate.end(one.id)
+    again = replace(one, id=AttemptId(one.id.request_id, 2))
+    assert isinstance(gate.begin(again, 0), NeedMedia), "the image was dropped, and may be sent again"
+    gate.store.hold(key, HeldMedia("pixels", ROWS, None, 8, 8))
+    gate.end(again.id)
+    assert gate.begin(again, 0) is None
+
+
+def test_a_fault_ends_no_prompt_with_the_rows_in_cached_pages():
+    gate, one = gate_with(1), request("a", 1)
+    gate.begin(one, one.media[0].end)
+    gate.on_failed(("", identity(1)), Broken("cannot be encoded now"))
+    (prompt,) = prompts_of(one)
+    prompt.num_known = one.media[0].end
+    assert gate.faults([prompt]) == []
+
+
+def test_images_that_never_fit_together_are_refused():
+    """16 bytes each with their inputs, in a store of 40."""
+    gate = MediaGate(MediaStore(40), 2 * ROWS)
+    assert isinstance(gate.begin(request("nothing is known yet", 1, 2, 3), 0), NeedMedia)
+    gate.end(request("nothing is known yet").id)
+    for image in (1, 2):
+        gate.store.hold(("", identity(image)), HeldMedia("pixels", ROWS, None, 8, 8))
+    assert isinstance(gate.begin(request("three", 1, 2, 3), 0), InvalidRequest)
+    assert isinstance(gate.begin(request("two", 2, 3), 0), NeedMedia)
+    three = request("cached", 1, 2, 3)
+    assert gate.begin(three, three.media[2].end) is None, "no image is needed"
+
+
+def test_images_are_kept_until_their_prompt_comes():
+    gate, one = gate_with(1, 2), request("a", 1, 2)
+    store = gate.store
+    store.max_bytes = 32
+    for image in (1, 2):
+        store.keep(("", identity(image)), 0.0)
+    other: tuple[MediaKey, HeldMedia[Any, Any]] = ("", identity(3)), HeldMedia("pixels", ROWS, None, 8, 8)
+    assert not store.hold(*other, 1.0)
+    assert gate.begin(one, 0) is None
+    assert not store.hold(*other, KEEP_S), "its pins go on"
+    gate.end(one.id)
+    assert store.hold(*other, 1.0), "they are not kept for another prompt"
+
+
+def test_a_prompt_that_lacks_an_image_leaves_the_others_kept():
+    gate = gate_with(1)
+    gate.store.max_bytes = 32
+    gate.store.keep(("", identity(1)), 0.0)
+    assert isinstance(gate.begin(request("a", 1, 2), 0), NeedMedia)
+    gate.end(request("a").id)
+    assert not gate.store.hold(("", identity(3)), HeldMedia("pixels", ROWS, None, 16, 8), 1.0)
+
+
+def test_an_image_that_came_after_its_prompt_is_pinned_before_it_is_used():
+    """Its rows lay in cached pages at first. Then the pages went, and it came for another prompt."""
+    gate, one = gate_with(), request("a", 1)
+    key = ("", identity(1))
+    assert gate.begin(one, one.media[0].end) is None
+    gate.store.hold(key, HeldMedia(None, ROWS, None, 0, 8, "rows"))
+    assert not gate.must_wait(one, 0)
+    gate.store.max_bytes = 8
+    assert not gate.store.hold(("", identity(2)), HeldMedia("pixels", ROWS, None, 0, 8))
+    gate.end(one.id)
+    assert gate.store.hold(("", identity(2)), HeldMedia("pixels", ROWS, None, 0, 8))
 
 
 def test_spans_beyond_the_rows_of_an_image_are_refused():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import AttemptId, RequestId
-from baton.engine.media.store import HeldMedia, MediaKey, MediaStore
+from baton.engine.media.store import KEEP_S, HeldMedia, MediaKey, MediaStore
 
 Store = MediaStore[str, str]
 
@@ -41,6 +41,18 @@ def test_a_pinned_image_stays_and_a_full_store_refuses():
     store.unpin(attempt(1))
     store.unpin(attempt(1))
     assert store.hold(key(3), item())
+
+
+def test_an_image_is_kept_for_its_prompt_but_not_for_ever():
+    store = Store(80)
+    assert all(store.hold(key(n), item()) for n in (1, 2))
+    for n in (1, 2, 9):
+        store.keep(key(n), 5.0)
+    assert not store.hold(key(3), item(), 5.0 + KEEP_S - 0.1)
+    store.end_keep([key(2), key(9)])
+    assert store.hold(key(3), item(), 6.0)
+    assert store.find(key(1)) is not None
+    assert store.hold(key(4), item(), 5.0 + KEEP_S), "the wait ends by itself"
 
 
 def test_an_embedding_takes_the_place_of_its_inputs():
