@@ -53,7 +53,7 @@ from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
-from baton.worker.media.media_receiver import MAX_FILE_BYTES, MediaLimits, MediaReceiver
+from baton.worker.media.media_receiver import MediaReceiver, media_limits
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import PATIENCE_TTLS, Registration
@@ -234,7 +234,11 @@ class _Worker:
         vision = self._engine.vision
         if vision is None:
             return None
-        limits, decoder = MediaLimits(MAX_FILE_BYTES, self._engine.max_model_len), ImageDecoder(MAX_PIXELS)
+        settings, held_bytes = self._settings, vision.store.max_bytes
+        limits = media_limits(self._engine.max_model_len, settings.encode_budget_tokens, held_bytes)
+        if (needed := limits.max_rows * vision.row_bytes) > held_bytes:
+            log.warning("media_cache_is_small", held_bytes=held_bytes, largest_image_bytes=needed)
+        decoder = ImageDecoder(MAX_PIXELS)
         self._stack.callback(decoder.close)
         return MediaReceiver(vision.processor, vision.digest, vision.row_bytes, decoder, limits, self._mailbox.try_put)
 

@@ -78,7 +78,7 @@ class MediaGate:
             self.store.drop(key)
 
     def must_wait(self, request: EngineRequest, num_known: int) -> bool:
-        """True while rows behind the first `num_known` tokens are not encoded, then queued. Pins the images."""
+        """True while rows behind the first `num_known` tokens are not encoded. Queues and pins their images."""
         waits = False
         for key, item in self._needed(request, num_known):
             self.store.pin(request.id, (key,))

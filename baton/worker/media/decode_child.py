@@ -1,8 +1,9 @@
 """Decodes one image, in a process of its own: a file on standard input, raw RGB on standard output.
 
 Run as a script by `image_decoder`, without Baton's packages. A file of a stranger is decoded here and nowhere else:
-with bounds on memory and CPU time, and no right to write files. The reply begins with one line: `ok WIDTH HEIGHT`, or
-`no` and the reason in our own words, since messages of Pillow name addresses of this process.
+with bounds on memory, CPU time and open files, files of no bytes, and none of the worker's variables. It runs as the
+worker's user: it may read that user's files, and reach the network. The reply begins with one line: `ok WIDTH HEIGHT`,
+or `no` and the reason in our own words, since messages of Pillow name addresses of this process.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import io
 import resource
 import sys
 import warnings
+from typing import Any
 
 MAX_MEMORY_BYTES = 1024 * 1024 * 1024
 MAX_CPU_S = 10
+MAX_OPEN_FILES = 64
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_ORIENTATION = 0x0112
 MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF", b"GIF87a", b"GIF89a")
 
 
@@ -25,6 +29,7 @@ def main() -> None:
         (resource.RLIMIT_CPU, MAX_CPU_S),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ):
         resource.setrlimit(limit, (value, value))
     data = sys.stdin.buffer.read()
@@ -46,16 +51,38 @@ def _decode(data: bytes, max_pixels: int) -> tuple[tuple[int, int], bytes]:
     """Width and height, and three bytes a pixel, of the first frame, turned as its EXIF data say."""
     if not data.startswith(MAGIC):
         raise _RefusedImage("is no PNG, JPEG, WebP or GIF")
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    warnings.simplefilter("error")
+    warnings.simplefilter("ignore")  # of metadata, which harm no picture
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
     Image.MAX_IMAGE_PIXELS = max_pixels
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > max_pixels:
             raise _RefusedImage(f"has {image.width} x {image.height} pixels; {max_pixels} are the most")
-        warnings.simplefilter("ignore")
-        turned = ImageOps.exif_transpose(image).convert("RGB")
+        image.load()  # EXIF of a PNG may follow its pixels
+        turned = _turn(image.convert("RGB"), image.info.get("exif"))
     return turned.size, turned.tobytes()
+
+
+def _turn(image: Any, exif_data: bytes | None) -> Any:
+    """The image as its EXIF orientation says; as it is without one that can be read.
+
+    XMP is not asked: the router, which counts by EXIF alone, would count another image.
+    """
+    from PIL import Image
+
+    exif, way = Image.Exif(), Image.Transpose
+    try:
+        exif.load(exif_data or b"")
+        orientation = exif.get(_ORIENTATION)
+    except Exception:  # whatever is wrong with the metadata, the picture is whole
+        return image
+    turns = {
+        2: way.FLIP_LEFT_RIGHT, 3: way.ROTATE_180, 4: way.FLIP_TOP_BOTTOM, 5: way.TRANSPOSE,
+        6: way.ROTATE_270, 7: way.TRANSVERSE, 8: way.ROTATE_90,
+    }  # fmt: skip
+    turn = turns.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
 
 
 def _answer(line: str, pixels: bytes = b"") -> None:

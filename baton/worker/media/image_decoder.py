@@ -15,6 +15,8 @@ CHILD = Path(__file__).with_name("decode_child.py")
 MAX_PIXELS = 16 * 1024 * 1024
 """Of one image, by its header and after decoding."""
 MAX_LINE_BYTES = 256
+CHILD_ENVIRONMENT = {"LANG": "C.UTF-8"}
+"""All variables of a child: those of this process may be secrets."""
 DEADLINE_S = 20.0
 """Of one child, from its start to its end."""
 
@@ -59,6 +61,8 @@ class ImageDecoder:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
+                cwd="/",
+                env=CHILD_ENVIRONMENT,
             )
         timer = threading.Timer(DEADLINE_S, child.kill)
         timer.start()

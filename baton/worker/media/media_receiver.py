@@ -6,11 +6,12 @@ Runs in the asyncio loop. Every bound is checked before the bytes that would pas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from baton.domain.errors import InvalidRequest, LinkBroken, Overloaded
+from baton.domain.errors import DeadlineExceeded, InvalidRequest, LinkBroken, Overloaded
 from baton.domain.media.identity import MediaHasher
 from baton.domain.media.span import IDENTITY_BYTES, MediaGrid
 from baton.engine.media.store import HeldMedia, MediaKey
@@ -20,6 +21,7 @@ from baton.rpc.channel import send_go_ahead
 from baton.rpc.gen import prefill_pb2 as pb
 from baton.rpc.media_upload import MAX_PART_BYTES
 from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
 from baton.worker.media.image_decoder import ImageDecoder, UnreadableMedia
 from baton.worker.request_validator import MAX_NAME_CHARS, clamp_duration
 
@@ -27,15 +29,34 @@ MAX_FILE_BYTES = 10 * 1024 * 1024
 ENGINE_TIMEOUT_S = 30.0
 RETRY_S = 0.5
 MAX_UPLOAD_S = 60.0
+"""Of a call, if it does not say less."""
+MAX_IMAGE_BUDGETS = 16
+MAX_DECODING = 2
+"""Images that are decoded, prepared or given to the engine at once. Bounds the pixels and tensors of all calls."""
+
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """`max_open_bytes`: of the files of all calls that are open. `max_rows`: of one image."""
+    """`max_open_bytes`: of the files of all calls that are open. `max_rows`: of one image.
+
+    `max_held_bytes`: of all images that the engine holds, and so of one.
+    """
 
     max_file_bytes: int
     max_rows: int
+    max_held_bytes: int
     max_open_bytes: int = 64 * 1024 * 1024
+
+
+def media_limits(max_model_len: int, encode_budget: int, max_held_bytes: int) -> MediaLimits:
+    """Limits of a worker whose steps encode `encode_budget` rows: one image takes `MAX_IMAGE_BUDGETS` of them at most.
+
+    A step encodes one image whole, and the router takes a step without end for one that hangs.
+    """
+    max_rows = min(max_model_len, MAX_IMAGE_BUDGETS * max(1, encode_budget))
+    return MediaLimits(MAX_FILE_BYTES, max_rows, max_held_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +105,13 @@ class MediaReceiver:
         self._limits = limits
         self._send = send
         self._open_bytes = 0
+        self._places = asyncio.Semaphore(MAX_DECODING)
+        self._tasks: set[asyncio.Task[pb.PutMediaResponse]] = set()
 
     async def receive(self, requests: AsyncIterator[pb.PutMediaRequest], context: Any) -> pb.PutMediaResponse:
         """Serves one call. Raises `BatonError` for a call without an outcome."""
         try:
-            async with asyncio.timeout(MAX_UPLOAD_S):
-                response = await self._receive(requests, context)
-        except TimeoutError:
-            raise LinkBroken("the file did not arrive in time") from None
+            response = await self._receive(requests, context)
         except _Outcome as ended:
             response = pb.PutMediaResponse(outcome=ended.outcome, message=ended.message, num_rows=ended.num_rows)
         name = pb.MediaOutcome.Name(response.outcome)
@@ -99,7 +119,12 @@ class MediaReceiver:
         return response
 
     async def _receive(self, requests: AsyncIterator[pb.PutMediaRequest], context: Any) -> pb.PutMediaResponse:
-        first = await anext(aiter(requests), None)
+        begun_at = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(begun_at + MAX_UPLOAD_S):
+                first = await anext(aiter(requests), None)
+        except TimeoutError:
+            raise LinkBroken("the header did not arrive in time") from None
         if first is None or first.WhichOneof("part") != "header":
             raise LinkBroken("a file begins with its header")
         header = first.header
@@ -110,15 +135,65 @@ class MediaReceiver:
             return _held(header, *found)
         if self._open_bytes + header.num_bytes > self._limits.max_open_bytes:
             raise Overloaded("too many bytes of images arrive here at once", retry_after_s=RETRY_S)
-        self._open_bytes += header.num_bytes
+        end = begun_at + min(MAX_UPLOAD_S, clamp_duration(header.deadline_s, "deadline_s") or MAX_UPLOAD_S)
+        async with contextlib.AsyncExitStack() as charge:
+            self._open_bytes += header.num_bytes
+            charge.callback(self._release, header.num_bytes)
+            data = await self._read_until(end, header, requests, context)
+            return await self._work_until(end, header, data, charge)
+
+    def _release(self, num_bytes: int) -> None:
+        self._open_bytes -= num_bytes
+
+    async def _read_until(
+        self, end: float, header: pb.MediaHeader, requests: AsyncIterator[pb.PutMediaRequest], context: Any
+    ) -> bytes:
         try:
-            await send_go_ahead(context)
-            prepared = await self._prepare(header, await self._read(header, requests))
-        finally:
-            self._open_bytes -= header.num_bytes
+            async with asyncio.timeout_at(end):
+                await send_go_ahead(context)
+                return await self._read(header, requests)
+        except TimeoutError:
+            raise LinkBroken("the file did not arrive in time") from None
+
+    async def _work_until(
+        self, end: float, header: pb.MediaHeader, data: bytes, charge: contextlib.AsyncExitStack
+    ) -> pb.PutMediaResponse:
+        """Makes the image and holds it, few at once. The work takes `charge`; a call that ends does not stop it."""
+        late = Overloaded("images are decoded too slowly here now", retry_after_s=RETRY_S)
+        try:
+            async with asyncio.timeout_at(end):
+                await self._places.acquire()
+        except TimeoutError:
+            raise late from None
+        charge.callback(self._places.release)
+        task = asyncio.create_task(self._work(header, data, charge.pop_all()))
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        done, _ = await asyncio.wait((task,), timeout=end - asyncio.get_running_loop().time())
+        if not done:
+            raise late
+        return task.result()
+
+    def _on_done(self, task: asyncio.Task[pb.PutMediaResponse]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, also where the call has ended
+
+    async def _work(
+        self, header: pb.MediaHeader, data: bytes, charge: contextlib.AsyncExitStack
+    ) -> pb.PutMediaResponse:
+        async with charge:
+            prepared = await self._prepare(header, data)
+            return await self._hold(header, prepared)
+
+    async def _hold(self, header: pb.MediaHeader, prepared: PreparedImage) -> pb.PutMediaResponse:
+        key = (header.salt, header.identity)
         item: HeldMedia[Any, Any] = HeldMedia(
             prepared.inputs, prepared.num_rows, prepared.grid, prepared.num_bytes, prepared.num_rows * self._row_bytes
         )
+        if item.num_bytes > self._limits.max_held_bytes:
+            message = f"takes {item.num_bytes} bytes in this worker, which holds {self._limits.max_held_bytes}"
+            raise _Outcome(pb.MEDIA_OUTCOME_TOO_LARGE, message, prepared.num_rows)
         response = _held(header, prepared.num_rows, prepared.grid)
         if not await self._ask(lambda reply: HoldMedia(key, item, reply)):
             raise Overloaded("images that are in use leave no room for this one", retry_after_s=RETRY_S)
@@ -161,7 +236,11 @@ class MediaReceiver:
             )
         except UnreadableMedia as error:
             raise _Outcome(pb.MEDIA_OUTCOME_UNREADABLE, str(error)) from None
-        except ValueError:
+        except (OSError, MemoryError) as error:
+            log.error("media_not_decoded", why=repr(error)[:200])
+            raise Overloaded("images cannot be decoded here now", retry_after_s=RETRY_S) from None
+        except Exception as error:  # of a library; a `ValueError` where the processor says no
+            log.warning("media_not_prepared", identity=header.identity.hex(), why=repr(error)[:200])
             raise _Outcome(pb.MEDIA_OUTCOME_UNREADABLE, "is not one that the image processor takes") from None
         if prepared.num_rows > self._limits.max_rows:
             message = f"takes {prepared.num_rows} tokens; {self._limits.max_rows} are the most"
@@ -173,7 +252,10 @@ class MediaReceiver:
         reply: Reply[Any] = Reply()
         if not self._send(make(reply)):
             raise Overloaded("this prefill worker's mailbox is full", retry_after_s=RETRY_S)
-        return await reply.wait(ENGINE_TIMEOUT_S)
+        try:
+            return await reply.wait(ENGINE_TIMEOUT_S)
+        except DeadlineExceeded:
+            raise Overloaded("this prefill worker's engine is busy", retry_after_s=RETRY_S) from None
 
 
 def _check_count(header: pb.MediaHeader, num_rows: int, grid: MediaGrid | None) -> None:

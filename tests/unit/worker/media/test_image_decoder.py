@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import struct
 import sys
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
-from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder, RgbImage, UnreadableMedia
+from baton.services.router.vision.headers.reader import read_header
+from baton.worker.media.image_decoder import CHILD_ENVIRONMENT, MAX_PIXELS, ImageDecoder, RgbImage, UnreadableMedia
 
 
 def file_of(picture: Image.Image, format: str, **options: object) -> bytes:
@@ -54,6 +57,59 @@ async def test_orientation_is_applied(decoder: ImageDecoder):
     exif[0x0112] = 6
     turned = await decoder.decode(file_of(gradient(), "JPEG", exif=exif.tobytes()))
     assert (turned.width, turned.height) == (24, 40)
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" xmlns:tiff="t"><r tiff:Orientation="6"/></x:xmpmeta>'
+
+
+def with_exif(data: bytes, format: str) -> bytes:
+    return file_of(gradient(), format, exif=b"Exif\0\0" + data)
+
+
+TEXT = PngInfo()
+TEXT.add_itxt("XML:com.adobe.xmp", XMP.decode())
+RAW = PngInfo()
+RAW.add_text("Raw profile type exif", "\nexif\n 4\nnot hexadecimal")
+UPRIGHT = {
+    "a tag that runs past the end, on which Pillow warns": with_exif(
+        b"II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", 0x010E, 2, 5000, 4000), "JPEG"
+    ),
+    "no TIFF": with_exif(b"nonsense", "JPEG"),
+    "an orientation that does not exist": with_exif(
+        b"II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", 0x0112, 3, 1, 9) + bytes(4), "JPEG"
+    ),
+    "XMP in a jpeg": file_of(gradient(), "JPEG", xmp=XMP),
+    "XMP in a webp": file_of(gradient(), "WEBP", xmp=XMP),
+    "XMP in a png": file_of(gradient(), "PNG", pnginfo=TEXT),
+    "a raw profile in a png": file_of(gradient(), "PNG", pnginfo=RAW),
+}
+
+
+@pytest.mark.parametrize("name", UPRIGHT)
+async def test_metadata_spoil_no_picture_and_xmp_turns_none(name: str, decoder: ImageDecoder):
+    """Router and worker see the same size: that of EXIF alone."""
+    header = read_header(UPRIGHT[name])
+    image = await decoder.decode(UPRIGHT[name])
+    assert (image.width, image.height) == header.shown_size == (40, 24)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+async def test_every_orientation_is_pillows_own(orientation: int, decoder: ImageDecoder):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = file_of(gradient(), "PNG", exif=exif.tobytes())
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(file)))
+    assert await decoder.decode(file) == RgbImage(*expected.size, expected.tobytes())
+
+
+async def test_a_child_sees_no_variable_and_no_folder_of_the_worker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BATON_TEST_SECRET", "x")
+    code = "import os; print('no', sorted(set(os.environ) - {'LC_CTYPE'}), os.getcwd())"
+    with other_child(code) as decoder, pytest.raises(UnreadableMedia) as seen:
+        await decoder.decode(b"x")
+    names, folder = str(seen.value).rsplit(" ", 1)
+    assert ast.literal_eval(names) == list(CHILD_ENVIRONMENT)
+    assert folder == "/"
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +20,18 @@ from baton.rpc.channel import GO_AHEAD
 from baton.rpc.gen import prefill_pb2 as pb
 from baton.rpc.media_upload import media_parts
 from baton.worker.media.image_decoder import RgbImage, UnreadableMedia
-from baton.worker.media.media_receiver import FindMedia, MediaCommand, MediaLimits, MediaReceiver
+from baton.worker.media.media_receiver import (
+    MAX_DECODING,
+    FindMedia,
+    MediaCommand,
+    MediaLimits,
+    MediaReceiver,
+    media_limits,
+)
 
 DIGEST = "p"
 FILE = b"a file of forty bytes, or a little longer"
-LIMITS = MediaLimits(max_file_bytes=100, max_rows=8, max_open_bytes=150)
+LIMITS = MediaLimits(max_file_bytes=100, max_rows=8, max_held_bytes=1000, max_open_bytes=150)
 
 
 class Context:
@@ -39,8 +48,20 @@ class Decoder:
     """Says that every file but `bad` is an image of two pixels."""
 
     bad = b""
+    error: Exception | None = None
+
+    def __init__(self) -> None:
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.num_running = self.most_running = 0
 
     async def decode(self, data: bytes) -> RgbImage:
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        await self.may_go_on.wait()
+        self.num_running -= 1
+        if self.error is not None:
+            raise self.error
         if data == self.bad:
             raise UnreadableMedia("is damaged")
         return RgbImage(2, 1, b"rgbrgb")
@@ -54,11 +75,11 @@ class Processor:
 class Worker:
     """A receiver, and an engine that answers at once."""
 
-    def __init__(self, max_bytes: int = 1000) -> None:
+    def __init__(self, max_bytes: int = 1000, limits: MediaLimits = LIMITS) -> None:
         self.store: MediaStore[Any, Any] = MediaStore(max_bytes)
         self.decoder = Decoder()
         decoder, processor = self.decoder, Processor()
-        self.receiver = MediaReceiver(processor, DIGEST, 8, decoder, LIMITS, self.take)  # type: ignore[arg-type]
+        self.receiver = MediaReceiver(processor, DIGEST, 8, decoder, limits, self.take)  # type: ignore[arg-type]
 
     def take(self, command: MediaCommand) -> bool:
         match command:
@@ -153,6 +174,87 @@ async def test_a_broken_upload_is_a_typed_error_and_frees_its_bytes(name: str):
 async def test_a_store_without_room_is_overload():
     with pytest.raises(Overloaded):
         await Worker(max_bytes=10).put(media_parts(header(), FILE))
+
+
+def test_the_rows_of_an_image_are_bounded_by_context_and_budget():
+    assert media_limits(100_000, 1024, 7).max_rows == 16 * 1024
+    assert media_limits(4096, 1024, 7).max_rows == 4096
+    assert media_limits(4096, 1024, 7).max_held_bytes == 7
+
+
+async def test_an_image_that_never_fits_the_store_is_refused_for_good():
+    """It takes 16 bytes of tensors and 32 of rows."""
+    for max_bytes, outcome in ((47, pb.MEDIA_OUTCOME_TOO_LARGE), (48, pb.MEDIA_OUTCOME_HELD)):
+        worker = Worker(max_bytes, replace(LIMITS, max_held_bytes=max_bytes))
+        response, _ = await worker.put(media_parts(header(), FILE))
+        assert response.outcome == outcome
+
+
+@pytest.mark.parametrize("error", [OSError("no process can be started"), MemoryError()])
+async def test_a_worker_that_cannot_decode_now_is_overload(error: Exception):
+    worker = Worker()
+    worker.decoder.error = error
+    with pytest.raises(Overloaded):
+        await worker.put(media_parts(header(), FILE))
+    worker.decoder.error = TypeError("of a library")
+    response, _ = await worker.put(media_parts(header(), FILE))
+    assert response.outcome == pb.MEDIA_OUTCOME_UNREADABLE
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+
+
+def small(number: int) -> bytes:
+    return bytes([number]) * 20
+
+
+async def test_few_images_are_decoded_at_once_and_their_bytes_count_until_then():
+    """A call that ends takes its waiting work along; work that runs keeps its place and its bytes until it is done."""
+    worker = Worker()
+    decoder = worker.decoder
+    decoder.may_go_on.clear()
+    calls = [asyncio.create_task(worker.put(media_parts(header(small(n)), small(n)))) for n in range(7)]
+    await until(lambda: decoder.num_running == MAX_DECODING and worker.receiver._open_bytes == 140)
+    with pytest.raises(Overloaded):
+        await worker.put(media_parts(header(small(9)), small(9)))
+    for call in calls[:4]:
+        call.cancel()
+    await asyncio.gather(*calls[:4], return_exceptions=True)
+    assert (decoder.num_running, worker.receiver._open_bytes) == (2, 5 * 20), "two run, three wait"
+    decoder.may_go_on.set()
+    for response, _ in await asyncio.gather(*calls[4:]):
+        assert response.outcome == pb.MEDIA_OUTCOME_HELD
+    assert (decoder.most_running, worker.receiver._open_bytes) == (MAX_DECODING, 0)
+
+
+async def test_a_slow_decoder_is_overload_and_a_slow_file_a_broken_link():
+    worker = Worker()
+    worker.decoder.may_go_on.clear()
+    with pytest.raises(Overloaded):
+        await worker.put(media_parts(header(deadline_s=0.05), FILE))
+
+    async def silent() -> AsyncIterator[pb.PutMediaRequest]:
+        yield pb.PutMediaRequest(header=header(small(1), deadline_s=0.05))
+        await asyncio.Event().wait()
+
+    with pytest.raises(LinkBroken, match="in time"):
+        await worker.receiver.receive(silent(), Context())
+    assert worker.receiver._open_bytes == len(FILE), "the work of the first call still runs"
+    worker.decoder.may_go_on.set()
+    await until(lambda: not worker.receiver._open_bytes)
+
+
+async def test_a_busy_engine_is_overload(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("baton.worker.media.media_receiver.ENGINE_TIMEOUT_S", 0.01)
+    worker = Worker()
+    worker.receiver._send = lambda command: True
+    with pytest.raises(Overloaded, match="busy"):
+        await worker.put(media_parts(header(), FILE))
 
 
 async def test_open_uploads_are_bounded_together():
