@@ -7,12 +7,13 @@ state store and writes into a memory store of its own, so the stored request sta
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 from cyclopts import Parameter
@@ -135,7 +136,10 @@ async def _parse(
     call: CallRecord, record: SequenceRecord, text: TextModel, settings: ReplaySettings
 ) -> list[SequenceSpec]:
     max_model_len = text.max_position_tokens or DEFAULT_CONTEXT_TOKENS
-    names = [name for name in (parse_object(call.body).get("model"),) if isinstance(name, str)]
+    body = parse_object(call.body)
+    if _has_images(body):
+        raise NotReplayable(f"call {call.id} has images, and the state store keeps no files of images.")
+    names = [name for name in (body.get("model"),) if isinstance(name, str)]
     validator = RequestValidator(text, record.model, max_model_len, settings.wait_s, names)
     parsed = await RequestParser(validator, text, "replay").parse(raw_request_of(call))
     attempt_salt = uuid.uuid4().hex
@@ -148,6 +152,13 @@ async def _parse(
         )
         for choice, sequence in enumerate(parsed.request.sequences)
     ]
+
+
+def _has_images(body: Mapping[str, Any]) -> bool:
+    """True for the body of a chat with images. The store has only such that a router has accepted."""
+    contents = [message.get("content") for message in body.get("messages") or ()]
+    parts = itertools.chain.from_iterable(content for content in contents if isinstance(content, list))
+    return any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
 
 
 def _router_settings(settings: ReplaySettings) -> RouterSettings:

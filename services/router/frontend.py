@@ -30,7 +30,7 @@ from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
 
 IMAGE_BODY_BYTES = 48 * 1024 * 1024
-"""Largest body of a request to a model with images: 32 MiB of files as base64, and text."""
+"""Largest body of a chat with a model with images: 32 MiB of files as base64, and text."""
 
 FINGERPRINT = f"baton-{baton.__version__}"
 
@@ -103,7 +103,7 @@ class Frontend:
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest body of a request: more for a model with images, which come in it as base64."""
+        """Largest body of a chat: more for a model with images, which come in it as base64."""
         has_images = self.images.rules is not None
         return max(self.limits.max_body_bytes, IMAGE_BODY_BYTES if has_images else 0)
 

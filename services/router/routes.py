@@ -36,7 +36,13 @@ from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
 from baton.services.router.edge.body import read_body
 from baton.services.router.edge.body_budget import BodyBudget
-from baton.services.router.edge.http_errors import NotReady, PathNotFound, error_response, is_internal_error
+from baton.services.router.edge.http_errors import (
+    BodyTooLarge,
+    NotReady,
+    PathNotFound,
+    error_response,
+    is_internal_error,
+)
 from baton.services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
 from baton.services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
 from baton.services.router.frontend import Frontend
@@ -161,7 +167,8 @@ class _Endpoints:
         arrived_s, endpoint = time.monotonic(), request.url.path
         last_event_id = request.headers.get(LAST_EVENT_ID)
         if last_event_id:
-            await read_body(request, self._max_body_bytes)
+            with self._bodies.track() as count_bytes:
+                await read_body(request, self._max_bytes_of(endpoint), count_bytes)
             id = Cursor.parse(last_event_id).request_id
             return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request), endpoint)
         timer = self._frontend.traces.start(
@@ -194,7 +201,7 @@ class _Endpoints:
 
     async def _answer_text(self, request: Request, parse: Callable[[bytes], msgspec.Struct]) -> Response:
         with self._bodies.track() as count_bytes:
-            body = await read_body(request, self._max_body_bytes, count_bytes)
+            body = await read_body(request, self._limits.max_body_bytes, count_bytes)
             return _json(await run_parser(len(body), parse, body))
 
     async def request(self, request: Request) -> Response:
@@ -250,10 +257,12 @@ class _Endpoints:
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)
             with self._bodies.track() as count_bytes:
-                body = await read_body(request, self._max_body_bytes, count_bytes)
+                body = await read_body(request, self._max_bytes_of(origin.endpoint), count_bytes)
                 timer.stamp(Stage.READ)
                 raw = RawRequest(origin.endpoint, body, metadata)
                 parsed = await self._frontend.parser.parse(raw)
+            if min(len(body), len(parsed.stored_body or body)) > self._limits.max_body_bytes:
+                raise BodyTooLarge(f"the body may have {self._limits.max_body_bytes} bytes beside files of images")
             if parsed.stored_body is not None:
                 raw = replace(raw, body=parsed.stored_body, stored=True)
             if parsed.request.unknown_fields:
@@ -269,6 +278,10 @@ class _Endpoints:
         timer.begin(id, len(valid.sequences), valid.num_prompt_tokens, stream=valid.stream_options is not None)
         self._frontend.traces.begin(timer)
         return raw, parsed
+
+    def _max_bytes_of(self, endpoint: str) -> int:
+        """Largest body: only chats have images."""
+        return self._max_body_bytes if endpoint == CHAT else self._limits.max_body_bytes
 
     def _check_unknown(self, names: Sequence[str]) -> None:
         """Counts and logs unknown fields. Raises `InvalidRequest` with `strict_fields`.

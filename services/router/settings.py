@@ -135,7 +135,7 @@ class RouterSettings(ServiceSettings):
     """Refuse unknown fields of a request. Otherwise the header `x-baton-unknown-fields` names them."""
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
-    """Largest HTTP request body."""
+    """Largest HTTP request body, without files of images: a chat with those may have 48 MiB."""
 
     max_media_mib: Count = 256
     """Memory of the images of all requests that are not finished; beyond it a request with images gets a 429."""

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from baton.domain.errors import NeedMedia
+from baton.domain.errors import BatonError, NeedMedia
 from baton.domain.request import EngineRequest
 from baton.rpc.channel import send_go_ahead
+from baton.rpc.codec import abort
 from baton.rpc.gen import prefill_pb2
 
 
 class MockMedia:
-    """Holds files, until a test forgets them. `outcomes`: of the next uploads; HELD after them."""
+    """Holds files, until a test forgets them. `outcomes`: of the next uploads; HELD after them.
+
+    `errors`: of the next uploads, which they end. `num_forgotten`: of the next uploads, evicted at once. `hangs`: an
+    upload never ends.
+    """
 
     def __init__(self) -> None:
         self.headers: list[prefill_pb2.MediaHeader] = []
         self.held: dict[tuple[str, bytes], bytes] = {}
         self.outcomes: list[int] = []
+        self.errors: list[BatonError] = []
+        self.num_forgotten = 0
+        self.hangs = False
+        self.arrived = asyncio.Event()
 
     async def put(
         self, requests: AsyncIterator[prefill_pb2.PutMediaRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> prefill_pb2.PutMediaResponse:
         header = (await anext(requests)).header
         self.headers.append(header)
+        self.arrived.set()
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.errors:
+            await abort(context, self.errors.pop(0))
         outcome = self.outcomes.pop(0) if self.outcomes else prefill_pb2.MEDIA_OUTCOME_HELD
         if outcome != prefill_pb2.MEDIA_OUTCOME_HELD:
             return prefill_pb2.PutMediaResponse(outcome=outcome, message="is damaged")  # type: ignore[arg-type]
         await send_go_ahead(context)
         data = b"".join([request.data async for request in requests])
         assert len(data) == header.num_bytes
-        self.held[header.salt, header.identity] = data
+        if self.num_forgotten:
+            self.num_forgotten -= 1
+        else:
+            self.held[header.salt, header.identity] = data
         return prefill_pb2.PutMediaResponse(outcome=prefill_pb2.MEDIA_OUTCOME_HELD, num_rows=header.num_rows)
 
     def missing(self, request: EngineRequest) -> NeedMedia | None:

@@ -18,6 +18,8 @@ from baton.store.store import CallStatus
 from tests.contract.stores import journal_entry
 from tests.mock_workers import MODEL
 from tests.service.takeover.router_cluster import CHAT, COMPLETIONS, PROMPTS, RouterCluster, router_cluster, text_model
+from tests.unit.router.vision.pictures import coloured, data_url
+from tests.unit.router.vision.vision_models import load_vision_model, save_vision_model
 
 SETTINGS = ReplaySettings(model=MODEL, wait_s=5.0)
 
@@ -81,6 +83,16 @@ async def test_unknown_calls_and_lost_journals_are_refused(tmp_path: Path) -> No
         await lost.put_call(replace(await w.call(id), status=CallStatus.OPEN))
         with pytest.raises(NotReplayable, match="expired"):
             await replay_call(id, lost, text, SETTINGS)
+
+
+async def test_a_call_with_images_is_refused(tmp_path: Path) -> None:
+    save_vision_model(tmp_path)
+    model = load_vision_model(tmp_path)
+    async with router_cluster(tmp_path, num_routers=1, model=model) as w:
+        parts = [{"type": "image_url", "image_url": {"url": data_url(coloured("red"))}}]
+        id = await answered(w, CHAT, messages=[{"role": "user", "content": parts}], max_tokens=2)
+        with pytest.raises(NotReplayable, match="has images"):
+            await replay_call(id, w.store, model[0], SETTINGS)
 
 
 async def test_only_chosen_workers_compute(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from baton.services.router.dispatch.scores.collector import ScoreCollector
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import (
+    GRACE_S,
     AttemptFailure,
     FaultSource,
     classify_reported,
@@ -52,9 +53,6 @@ from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile, TokenChunk
 from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
-
-GRACE_S = 1.0
-"""The streams end this much after the attempt's deadline, so that the attempt reports it."""
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
@@ -172,6 +170,9 @@ class Attempt:
         except (AttemptFailure, BatonError) as error:
             self._fail_seal(self._broken(PREFILL, error))
             return
+        except BaseException:
+            self._fail_seal(lost_worker(PREFILL, "did not get the images"))
+            raise
         message.deadline_s = max(0.0, deadline - asyncio.get_running_loop().time())
         await self._read_prefill(self._open_prefill(message))
 

@@ -38,7 +38,7 @@ from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
 from baton.services.router.dispatch.status_log import StatusLog
 from baton.services.router.dispatch.tracked_request import TrackedRequest
-from baton.services.router.dispatch.worker_errors import AttemptFailure
+from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from baton.store.store import SequenceRecord
@@ -47,6 +47,9 @@ from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ADMISSION_TOTAL
 from baton.telemetry.request_trace import Stage
 from baton.telemetry.sequence_timer import SequenceTimer
+
+MAX_NEED_MEDIA = 8
+"""Attempts of a request that may end because prefill has lost images."""
 
 log = get_logger(__name__)
 
@@ -302,7 +305,8 @@ class TokenDispatcher:
     def _on_attempt_failure(self, tracked: TrackedRequest, failure: AttemptFailure) -> None:
         if failure.unreached and tracked.waits_for_workers(self._clock(), self._limits.reserve.worker_wait_s):
             failure.counted = False  # a request that prefill never had killed nobody
-        may_retry = not failure.counted or tracked.num_failures + 1 < self._limits.max_attempts
+        has_images = not isinstance(failure.error, NeedMedia) or self._may_bring_images(tracked, failure, failure.error)
+        may_retry = has_images and (not failure.counted or tracked.num_failures + 1 < self._limits.max_attempts)
         log.warning(
             "attempt_failed",
             request_id=tracked.id.request_id,
@@ -312,7 +316,23 @@ class TokenDispatcher:
             reason=failure.error.log_text,
             retried=may_retry,
         )
-        if isinstance(failure.error, NeedMedia) and tracked.pair is not None:
-            sequence = tracked.sequence
-            self._uploader.on_missing(tracked.pair.prefill, sequence.files, sequence.salt, failure.error)
         tracked.on_attempt_failure(failure, may_retry)
+
+    def _may_bring_images(self, tracked: TrackedRequest, failure: AttemptFailure, error: NeedMedia) -> bool:
+        """False when no attempt can bring the images that prefill lacks.
+
+        Images that evict each other make an answer late. So these failures have a bound of their own.
+        """
+        pair, sequence = tracked.pair, tracked.sequence
+        if pair is None:
+            return True
+        self._uploader.on_missing(pair.prefill, sequence.salt, error)
+        failure.counted = False
+        tracked.num_need_media += 1
+        lost = {file.identity for file in sequence.files if file.data is None}
+        if lost.isdisjoint(error.identities):
+            return tracked.num_need_media <= MAX_NEED_MEDIA
+        failure.fault_source = FaultSource.PREFILL  # only a worker that holds them can go on
+        tracked.without_files.add(pair.prefill.incarnation)
+        others = self._workers.encoders(sequence.files[0].processor) - tracked.without_files
+        return bool(others) and tracked.num_need_media <= MAX_NEED_MEDIA

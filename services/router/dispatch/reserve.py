@@ -5,7 +5,7 @@ every decode worker refused waits in a FIFO. The first `MAX_ASKING` entries try 
 `retry_after_s`, so that a crowd that waits for pages neither overtakes itself nor floods the workers.
 
 A sequence that requires a fingerprint waits outside the queue until such a worker is there. It waits for room in a
-queue of its own, so that it never holds up others.
+queue of its own, so that it never holds up others. So does one with images.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class _Search:
 
 @dataclass(slots=True)
 class _WaitQueue:
-    """Attempts that wait for room on workers of one fingerprint, or of any. `pollers` bounds the concurrent tries."""
+    """Attempts that wait for room on workers of one fingerprint and processor, or of any.
+
+    `pollers` bounds the concurrent tries.
+    """
 
     pollers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ASKING))
     num_waiting: int = 0
@@ -150,7 +153,7 @@ class Reserver:
         self._workers = workers
         self._aborts = aborts
         self._limits = limits
-        self._wait_queues: dict[str, _WaitQueue] = {}  # by fingerprint
+        self._wait_queues: dict[tuple[str, str], _WaitQueue] = {}  # by fingerprint and image processor
         self._affinity = KeyAffinity()
         self._replied_at = 0.0
         self._clock = asyncio.get_running_loop().time
@@ -193,10 +196,10 @@ class Reserver:
             raise self._timeout_error(request, fingerprint) from None
 
     async def _reserve_or_wait(self, search: _Search) -> PairReservation | None:
-        fingerprint = search.query.fingerprint
-        if fingerprint not in self._wait_queues and (reservation := await self._try_pairs(search)) is not None:
+        kind = search.query.fingerprint, search.query.processor
+        if kind not in self._wait_queues and (reservation := await self._try_pairs(search)) is not None:
             return reservation
-        wait_queue = self._wait_queues.setdefault(fingerprint, _WaitQueue())
+        wait_queue = self._wait_queues.setdefault(kind, _WaitQueue())
         wait_queue.num_waiting += 1
         try:
             async with wait_queue.pollers:
@@ -204,7 +207,7 @@ class Reserver:
         finally:
             wait_queue.num_waiting -= 1
             if not wait_queue.num_waiting:
-                del self._wait_queues[fingerprint]
+                del self._wait_queues[kind]
 
     async def _wait_for_room(self, search: _Search) -> PairReservation | None:
         """Returns None also when no pair with the required fingerprint is left."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, Superseded
+from baton.domain.ids import Incarnation
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, advance
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
 from baton.rpc.request_metadata import request_metadata
@@ -54,6 +55,8 @@ class TrackedRequest:
         self.avoided = Avoided()
         self.last_error: Interrupted | None = None
         self.refused = False  # by a worker, with an error that the router has ruled out
+        self.num_need_media = 0  # attempts whose prefill worker lacked images
+        self.without_files: set[Incarnation] = set()  # prefill workers that lack images which this router lacks, too
         self.num_failures = 0  # counted failures since decode last computed a token
         self.id = record.attempt_id
         self.metadata = request_metadata(self.id, timer.request.context)

@@ -33,6 +33,9 @@ from baton.domain.worker import WorkerRole
 from baton.rpc.codec import error_from_rpc
 from baton.services.router.dispatch.placement import Avoided, Pair
 
+GRACE_S = 1.0
+"""Calls to workers end this much after the request's deadline, so that the attempt reports it and loses no worker."""
+
 
 class FaultSource(enum.Enum):
     """Part that the next attempt avoids if it can."""
@@ -122,6 +125,14 @@ def classify_rpc_error(error: grpc.aio.AioRpcError, role: WorkerRole) -> BatonEr
     if isinstance(reported, WorkerLost):
         return AttemptFailure(reported, _OWN_SOURCE[role])
     return classify_reported(reported, role)
+
+
+def classify_upload_error(error: grpc.aio.AioRpcError) -> BatonError | AttemptFailure:
+    """Classifies the gRPC error of an upload to prefill. Decode and the link to it have no part in it."""
+    failure = classify_rpc_error(error, WorkerRole.PREFILL)
+    if isinstance(failure, AttemptFailure):
+        failure.fault_source, failure.second_hand = FaultSource.PREFILL, False
+    return failure
 
 
 def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:

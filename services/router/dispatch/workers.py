@@ -176,6 +176,10 @@ class WorkerSet:
         """True when a linked pair serves images of this processor."""
         return any(pair.encodes(processor) for pair in self._eligible_pairs())
 
+    def encoders(self, processor: str) -> frozenset[Incarnation]:
+        """The prefill workers that encode images with this processor."""
+        return frozenset(pair.prefill.incarnation for pair in self._eligible_pairs() if pair.encodes(processor))
+
     def add_listener(self, on_refresh: Callable[[], None]) -> None:
         """Calls `on_refresh` after every read of the registry."""
         self._listeners.append(on_refresh)

@@ -68,6 +68,21 @@ async def test_images_fit_in_a_body_that_text_may_not_have(world):
     assert len(world.cluster.prefills[0].media.headers) == 1
 
 
+async def test_only_files_of_images_make_a_body_larger(world):
+    http, large = world.routers[0].http, "x" * (5 * 1024 * 1024)
+    for path, body in (
+        ("/v1/completions", {"prompt": "hi", "unknown": large}),
+        ("/tokenize", {"prompt": "hi", "unknown": large}),
+        (CHAT, {"messages": messages(text="hi"), "unknown": large}),
+        (CHAT, {"messages": messages(RED), "unknown": large}),
+    ):
+        response = await http.post(path, json={"model": MODEL, **body})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (413, "body_too_large")
+        assert ("beside files" in error["message"]) == (path == CHAT)  # others are not read to their end
+    assert world.cluster.prefills[0].media.headers == []
+
+
 async def test_workers_without_a_tower_get_no_image(world):
     for worker in world.cluster.workers:
         worker.modalities = ("text",)
@@ -87,6 +102,7 @@ async def test_a_call_with_images_is_not_durable_and_is_stored_without_them(worl
     assert len(record.body) < 600
     assert b"baton-media:" in record.body
     async with world.routers[0].http.stream("GET", f"/v1/requests/{record.id}/stream") as response:
+        assert response.headers["x-baton-durable"] == "false"
         again = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: ")]
     assert again == [event.data for event in events]
 

@@ -1,24 +1,32 @@
 """Brings the images of a request to the prefill worker that encodes them. Called by `attempt`.
 
 A worker is sent a file once: the uploader remembers what a worker's process has acknowledged. That is a hint, since a
-worker forgets images without a message. It then says `need_media`, and the next attempt sends them again.
+worker forgets images without a message. It then says `need_media`, and the next attempt sends them again. Requests that
+need one new image at once share its upload.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import grpc
 
-from baton.domain.errors import BatonError, Broken, InvalidRequest, NeedMedia, WorkerLost
+from baton.domain.errors import BatonError, InvalidRequest, NeedMedia, Overloaded, WorkerLost
 from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.rpc.codec import error_from_rpc
 from baton.rpc.gen import prefill_pb2
 from baton.rpc.media_upload import put_media
 from baton.rpc.request_metadata import Metadata
-from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource, classify_rpc_error
+from baton.services.router.dispatch.worker_errors import (
+    GRACE_S,
+    AttemptFailure,
+    FaultSource,
+    classify_upload_error,
+    lost_worker,
+)
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile
 
@@ -27,6 +35,10 @@ MAX_REMEMBERED = 1 << 14
 
 MAX_CONCURRENT = 4
 """Uploads of one request at once."""
+
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 2.0
+"""Pause before a file is sent again to a worker that has no room for it now."""
 
 _Held = tuple[Incarnation, str, bytes]
 """Worker process, salt and identity."""
@@ -40,40 +52,42 @@ class MediaUploader:
     def __init__(self, workers: WorkerSet) -> None:
         self._workers = workers
         self._held: OrderedDict[_Held, None] = OrderedDict()
+        self._under_way: dict[_Held, asyncio.Future[prefill_pb2.PutMediaResponse | None]] = {}
 
     async def put(
         self, worker: WorkerRecord, files: Sequence[MediaFile], salt: str, deadline: float, metadata: Metadata
     ) -> None:
         """Sends the files that the worker is not known to hold, until `deadline` (on the loop's clock).
 
-        One that this router does not have is left out. Raises `AttemptFailure`, or an error that ends the request:
-        `InvalidRequest` for a file that is no image.
+        One that this router does not have is left out. A worker without room is asked again. Raises `AttemptFailure`,
+        or an error that ends the request: `InvalidRequest` for a file that is no image.
         """
         missing = {file.identity: file for file in files if file.data is not None}
         for identity in [one for one in missing if self._knows((worker.incarnation, salt, one))]:
             del missing[identity]
+        if not missing:
+            return
         turns = asyncio.Semaphore(MAX_CONCURRENT)
 
-        async def send(file: MediaFile) -> None:
+        async def bring(file: MediaFile) -> None:
             async with turns:
-                await self._send(worker, file, salt, deadline, metadata)
+                await self._bring(worker, file, salt, deadline, metadata)
 
-        tasks = [asyncio.create_task(send(file), name="put-media") for file in missing.values()]
+        tasks = [asyncio.create_task(bring(file), name="put-media") for file in missing.values()]
         try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in tasks:
-                await task
+                if task.done():
+                    task.result()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def on_missing(self, worker: WorkerRecord, files: Iterable[MediaFile], salt: str, error: NeedMedia) -> None:
-        """Records that the worker lacks images. Raises `error` if this router cannot send them."""
-        lost = {file.identity for file in files if file.data is None}
+    def on_missing(self, worker: WorkerRecord, salt: str, error: NeedMedia) -> None:
+        """Records that the worker lacks images."""
         for identity in error.identities:
             self._held.pop((worker.incarnation, salt, identity), None)
-        if lost.intersection(error.identities):
-            raise error
 
     def _knows(self, key: _Held) -> bool:
         if key not in self._held:
@@ -81,32 +95,72 @@ class MediaUploader:
         self._held.move_to_end(key)
         return True
 
-    async def _send(
+    async def _bring(
         self, worker: WorkerRecord, file: MediaFile, salt: str, deadline: float, metadata: Metadata
     ) -> None:
-        data = file.data
-        assert data is not None
-        timeout_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        header = prefill_pb2.MediaHeader(
-            identity=file.identity,
-            num_bytes=len(data),
-            salt=salt,
-            processor=file.processor,
-            detail=file.detail,
-            num_rows=file.num_rows,
-            grid_height=0 if file.grid is None else file.grid.height,
-            grid_width=0 if file.grid is None else file.grid.width,
-            deadline_s=timeout_s,
-        )
-        try:
-            reply = await put_media(self._workers.prefill_stub(worker), header, data, timeout_s, metadata)
-        except grpc.aio.AioRpcError as error:
-            raise classify_rpc_error(error, WorkerRole.PREFILL) from None
+        """Returns when the worker holds the file. Follows an upload of it that is under way for another request."""
+        key = (worker.incarnation, salt, file.identity)
+        reply: prefill_pb2.PutMediaResponse | None = None
+        while reply is None:
+            if self._knows(key):
+                return
+            if (under_way := self._under_way.get(key)) is not None:
+                await asyncio.wait([under_way])
+                reply = under_way.result()  # None: that upload failed, or its request is gone
+                continue
+            shared = self._under_way[key] = asyncio.get_running_loop().create_future()
+            try:
+                reply = await self._send(worker, file, salt, deadline, metadata)
+                if reply.outcome == prefill_pb2.MEDIA_OUTCOME_HELD:
+                    self._remember(key)
+            finally:
+                del self._under_way[key]
+                shared.set_result(reply)
         if (refusal := _refusal(reply, file)) is not None:
             raise refusal
-        self._held[worker.incarnation, salt, file.identity] = None
+
+    def _remember(self, key: _Held) -> None:
+        self._held[key] = None
         while len(self._held) > MAX_REMEMBERED:
             self._held.popitem(last=False)
+
+    async def _send(
+        self, worker: WorkerRecord, file: MediaFile, salt: str, deadline: float, metadata: Metadata
+    ) -> prefill_pb2.PutMediaResponse:
+        """Sends the file, again and again while the worker has no room. The request's deadline cancels that."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            timeout_s = max(0.0, deadline - clock())
+            data, header = _encode(file, salt, timeout_s)
+            try:
+                return await put_media(self._workers.prefill_stub(worker), header, data, timeout_s + GRACE_S, metadata)
+            except grpc.aio.AioRpcError as error:
+                reported = error_from_rpc(error)
+                if not isinstance(reported, Overloaded) or clock() >= deadline:
+                    raise classify_upload_error(error) from None
+                pause_s = min(max(reported.retry_after_s or 0.0, MIN_RETRY_S), MAX_RETRY_S)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise lost_worker(WorkerRole.PREFILL, "was lost before it had an image") from None
+            await asyncio.sleep(pause_s)
+
+
+def _encode(file: MediaFile, salt: str, timeout_s: float) -> tuple[bytes, prefill_pb2.MediaHeader]:
+    data = file.data
+    assert data is not None
+    return data, prefill_pb2.MediaHeader(
+        identity=file.identity,
+        num_bytes=len(data),
+        salt=salt,
+        processor=file.processor,
+        detail=file.detail,
+        num_rows=file.num_rows,
+        grid_height=0 if file.grid is None else file.grid.height,
+        grid_width=0 if file.grid is None else file.grid.width,
+        deadline_s=timeout_s,
+    )
 
 
 def _outcome_name(outcome: int) -> str:
@@ -121,7 +175,7 @@ def _refusal(reply: prefill_pb2.PutMediaResponse, file: MediaFile) -> BatonError
     if reply.outcome in _REFUSED:
         return InvalidRequest(f"{file.param}: the image {reply.message[:200] or 'cannot be read'}", param=file.param)
     if reply.outcome == prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS:
-        counted = f"{reply.num_rows} rows of {reply.grid_height} x {reply.grid_width}"
-        return Broken(f"a worker counts {counted} for an image, the router {file.num_rows} of {file.grid}")
+        counted = f"{reply.num_rows} tokens when it is decoded, {file.num_rows} by its header"
+        return InvalidRequest(f"{file.param}: the image takes {counted}", param=file.param)
     lost = WorkerLost(f"prefill does not take images of this router: {_outcome_name(reply.outcome)}")
     return AttemptFailure(lost, FaultSource.PREFILL, unready=True)

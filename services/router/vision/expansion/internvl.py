@@ -43,7 +43,7 @@ class TileRules:
         )
 
     def _count(self, width: int, height: int) -> int:
-        """TileRules of the best grid; one more for the small copy, if there are several."""
+        """Tiles of the best grid; one more for the small copy, if there are several."""
         shape, area, tile_area = width / height, width * height, self.tile[0] * self.tile[1]
         best, smallest = (1, 1), float("inf")
         for across, down in self._grids:

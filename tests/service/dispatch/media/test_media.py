@@ -3,65 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import Broken, InvalidRequest, NeedMedia, NoWorkers, Overloaded
-from baton.domain.media.identity import media_identity
-from baton.domain.media.span import MediaSpan
-from baton.domain.worker import IMAGE, TEXT, WorkerBudgets
+from baton.domain.errors import InvalidRequest, NeedMedia, NoWorkers, Overloaded
+from baton.domain.worker import TEXT, WorkerBudgets
 from baton.rpc.codec import decode_request
 from baton.rpc.gen import prefill_pb2
 from baton.rpc.media_upload import MAX_PART_BYTES
-from baton.services.router.dispatch.dispatcher import DispatchLimits
-from baton.services.router.generation import MediaFile, SequenceSpec
 from tests.mock_workers import Fail, Phase, ScriptedAction
-from tests.service.dispatch.dispatch_world import LIMITS, World, scripted, sequence, tokens, two_refreshes, world
-
-PROCESSOR = "p" * 32
-PLACEHOLDER = 99
-RED, BLUE = b"red" * 1000, b"blue" * 750
-"""Files of one size: the same tokens stand for both."""
-
-
-def image(data: bytes, param: str = "messages[0].content[0].image_url.url") -> MediaFile:
-    return MediaFile(media_identity(data, PROCESSOR), data, len(data), PROCESSOR, "auto", 4, None, param)
-
-
-def seen(name: str, *data: bytes, salt: str = "", max_tokens: int = 5) -> SequenceSpec:
-    """A sequence whose prompt has an image of 4 rows for each of `data`, with text before and between."""
-    prompt: list[int] = []
-    media = []
-    files = tuple(map(image, data))
-    for file in files:
-        prompt += [1, 2, 3]
-        media.append(MediaSpan(len(prompt), 4, file.identity))
-        prompt += [PLACEHOLDER] * 4
-    spec = sequence(name, prompt=(*prompt, 5), max_tokens=max_tokens)
-    return replace(spec, media=tuple(media), files=files, salt=salt)
-
-
-@asynccontextmanager
-async def vision(
-    num_prefill: int = 1, script: tuple[ScriptedAction, ...] = (), limits: DispatchLimits = LIMITS
-) -> AsyncIterator[World]:
-    """A world whose workers serve images."""
-    async with world(prefill=[script] * num_prefill, limits=limits) as w:
-        for worker in (*w.cluster.prefills, *w.cluster.decodes):
-            worker.modalities = (TEXT, IMAGE)
-        for prefill in w.cluster.prefills:
-            prefill.processor = PROCESSOR
-        await announce(w)
-        yield w
-
-
-async def announce(w: World) -> None:
-    """Announces what the test has changed, and waits until the router has read it."""
-    await w.cluster.announce()
-    await two_refreshes(w)
+from tests.service.dispatch.dispatch_world import LIMITS, scripted, sequence, tokens
+from tests.service.dispatch.media.vision_world import BLUE, PROCESSOR, RED, announce, image, seen, vision
 
 
 async def test_a_file_comes_once_and_spans_go_to_both_workers():
@@ -141,8 +94,9 @@ async def test_a_refused_file_is_the_clients_mistake():
 async def test_another_count_fails_that_request_only():
     async with vision() as w:
         w.prefill.media.outcomes.append(prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS)
-        with pytest.raises(Broken, match="counts 0 rows"):
+        with pytest.raises(InvalidRequest, match="0 tokens when it is decoded, 4 by its header") as refused:
             await w.generate(seen("a", RED))
+        assert refused.value.param == "messages[0].content[0].image_url.url"
         assert tokens(await w.generate(seen("b", RED))) == scripted(5)
 
 
@@ -202,18 +156,10 @@ async def test_the_memory_of_images_is_bounded_and_given_back():
 
 async def test_a_cancelled_upload_ends_with_its_request():
     async with vision() as w:
-        hold = asyncio.Event()
-        put = w.prefill.media.put
-
-        async def stuck(requests, context):
-            hold.set()
-            await asyncio.Event().wait()
-            return await put(requests, context)
-
-        w.prefill.media.put = stuck  # type: ignore[method-assign]
+        w.prefill.media.hangs = True
         running = asyncio.create_task(w.generate(seen("a", RED)))
         async with asyncio.timeout(5):
-            await hold.wait()
+            await w.prefill.media.arrived.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
