@@ -38,7 +38,7 @@ MAX_CONCURRENT = 4
 
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 2.0
-"""Pause before a file is sent again to a worker that has no room for it now."""
+"""Pause before a file is sent again to a worker that has no room for it now. It doubles: the whole file is sent."""
 
 _Held = tuple[Incarnation, str, bytes]
 """Worker process, salt and identity."""
@@ -128,7 +128,7 @@ class MediaUploader:
         self, worker: WorkerRecord, file: MediaFile, salt: str, deadline: float, metadata: Metadata
     ) -> prefill_pb2.PutMediaResponse:
         """Sends the file, again and again while the worker has no room. The request's deadline cancels that."""
-        clock = asyncio.get_running_loop().time
+        clock, pause_s = asyncio.get_running_loop().time, MIN_RETRY_S / 2
         while True:
             timeout_s = max(0.0, deadline - clock())
             data, header = _encode(file, salt, timeout_s)
@@ -138,7 +138,7 @@ class MediaUploader:
                 reported = error_from_rpc(error)
                 if not isinstance(reported, Overloaded) or clock() >= deadline:
                     raise classify_upload_error(error) from None
-                pause_s = min(max(reported.retry_after_s or 0.0, MIN_RETRY_S), MAX_RETRY_S)
+                pause_s = min(max(reported.retry_after_s or 0.0, 2 * pause_s), MAX_RETRY_S)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
