@@ -158,8 +158,9 @@ class _Endpoints:
         self._frontend = frontend
         self._readiness = readiness
         limits = self._limits = frontend.limits
-        self._max_body_bytes = frontend.max_body_bytes
-        self._bodies = BodyBudget(max(MAX_BODIES * limits.max_body_bytes, MAX_LARGE_BODIES * self._max_body_bytes))
+        largest = frontend.max_body_bytes
+        self._larger_bodies = {CHAT: largest}  # by endpoint: only chats have images
+        self._bodies = BodyBudget(max(MAX_BODIES * limits.max_body_bytes, MAX_LARGE_BODIES * largest))
         self._started_s = int(time.time())
 
     async def generate(self, request: Request) -> Response:
@@ -168,7 +169,7 @@ class _Endpoints:
         last_event_id = request.headers.get(LAST_EVENT_ID)
         if last_event_id:
             with self._bodies.track() as count_bytes:
-                await read_body(request, self._max_bytes_of(endpoint), count_bytes)
+                await read_body(request, self._larger_bodies.get(endpoint, self._limits.max_body_bytes), count_bytes)
             id = Cursor.parse(last_event_id).request_id
             return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request), endpoint)
         timer = self._frontend.traces.start(
@@ -257,7 +258,8 @@ class _Endpoints:
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)
             with self._bodies.track() as count_bytes:
-                body = await read_body(request, self._max_bytes_of(origin.endpoint), count_bytes)
+                max_bytes = self._larger_bodies.get(origin.endpoint, self._limits.max_body_bytes)
+                body = await read_body(request, max_bytes, count_bytes)
                 timer.stamp(Stage.READ)
                 raw = RawRequest(origin.endpoint, body, metadata)
                 parsed = await self._frontend.parser.parse(raw)
@@ -278,10 +280,6 @@ class _Endpoints:
         timer.begin(id, len(valid.sequences), valid.num_prompt_tokens, stream=valid.stream_options is not None)
         self._frontend.traces.begin(timer)
         return raw, parsed
-
-    def _max_bytes_of(self, endpoint: str) -> int:
-        """Largest body: only chats have images."""
-        return self._max_body_bytes if endpoint == CHAT else self._limits.max_body_bytes
 
     def _check_unknown(self, names: Sequence[str]) -> None:
         """Counts and logs unknown fields. Raises `InvalidRequest` with `strict_fields`.

@@ -21,6 +21,8 @@ class MediaBudget:
 
     def hold(self, files: Sequence[MediaFile]) -> None:
         """Counts the files of a sequence. Raises `Overloaded`, without effect, if there is no room for them."""
+        if not files:
+            return
         new = {id(file.data): file.data for file in files if file.data is not None}
         num_new_bytes = sum(len(data) for key, data in new.items() if key not in self._num_holders)
         if num_new_bytes and self.num_bytes + num_new_bytes > self._max_bytes:
@@ -31,6 +33,8 @@ class MediaBudget:
 
     def release(self, files: Sequence[MediaFile]) -> None:
         """Gives back what `hold` has counted for the same files."""
+        if not files:
+            return
         for key, data in {id(file.data): file.data for file in files if file.data is not None}.items():
             self._num_holders[key] -= 1
             if not self._num_holders[key]:
