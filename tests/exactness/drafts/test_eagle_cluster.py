@@ -73,8 +73,11 @@ def test_tokens_over_both_transports_and_after_a_kill(cluster: Cluster, plain: P
         seen = list(itertools.islice(events, 8))
         (busy,) = [p.name for p in cluster.workers("decode") if cluster.pages(p.name)["live"]]
         _kill(cluster, busy)
+        (survivor,) = [p.name for p in cluster.workers("decode") if p.expected_running]
+        before = accepted(cluster, survivor)
         seen += events
     assert [token for token in tokens(seen) if token is not None] == whole
+    assert accepted(cluster, survivor) > before
 
 
 def _refusals(log: Path) -> str:

@@ -13,28 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import CLIPImageProcessorPil, GenerationConfig, Qwen2VLImageProcessorPil
 
 from tests.cluster import Cluster, eventually
-from tests.exactness.vision.families import BREAK, FAMILIES, IMAGE
+from tests.exactness.vision.families import BREAK, IMAGE
+from tests.exactness.vision.vision_reference import NUM_ROWS, PROCESSORS, VisionReference
 from tests.stream_client import Event, ask, resume, tokens
 from tests.tiny_models import VOCAB_SIZE
-from tests.unit.model.loading.test_multimodal import save_random
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 
 NUM_TOKENS = 12
 LONG = 150
 """Tokens of an answer that is still under way when a process is killed."""
-NUM_ROWS = 16
 SIDE = 112
-PROCESSORS: dict[str, Any] = {
-    "llava": lambda: CLIPImageProcessorPil(size={"height": 56, "width": 56}, crop_size={"height": 56, "width": 56}),
-    "qwen2_vl": lambda: Qwen2VLImageProcessorPil(patch_size=14),
-}
 TEMPLATE = (
     "{% for m in messages %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
@@ -45,29 +38,16 @@ TEMPLATE = (
 class World:
     """A cluster of one model, and the whole model for reference."""
 
-    family: str
     cluster: Cluster
-    model: Any
-    processor: Any
+    reference: VisionReference
 
     def expected(self, parts: Sequence[str | bytes], num_tokens: int = NUM_TOKENS) -> tuple[list[int], list[int]]:
         """The prompt, and the model's own tokens behind it."""
         ids: list[int] = []
-        pictures = []
         for part in parts:
-            if isinstance(part, bytes):
-                pictures.append(Image.open(io.BytesIO(part)).convert("RGB"))
-                ids += [IMAGE] * NUM_ROWS
-            else:
-                ids += [int(word[1:]) for word in part.split()]
-        inputs = dict(self.processor(images=pictures, return_tensors="pt")) if pictures else {}
-        if "image_grid_thw" in inputs:
-            inputs["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in ids]])
-        self.model.model.rope_deltas = None
-        self.model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
-        prompt = torch.tensor([ids])
-        output = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), **inputs)
-        return ids, output[0, len(ids) :].tolist()
+            ids += [IMAGE] * NUM_ROWS if isinstance(part, bytes) else [int(word[1:]) for word in part.split()]
+        files = [part for part in parts if isinstance(part, bytes)]
+        return ids, self.reference.generate(ids, files, num_tokens)
 
     def body(self, parts: Sequence[str | bytes], num_tokens: int = NUM_TOKENS) -> dict[str, Any]:
         """What a client posts for it."""
@@ -118,14 +98,12 @@ def save_text(directory: Path) -> None:
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     family = request.param
     directory: Path = tmp_path_factory.mktemp(family)
-    model = save_random(FAMILIES[family].config(), directory)
-    processor = PROCESSORS[family]()
-    processor.save_pretrained(directory)
+    reference = VisionReference.save(family, directory)
     save_text(directory)
     with Cluster(
         tmp_path_factory.mktemp("cluster"), str(directory), flags={"page-size": 8}, prefill_flags={"token-budget": 16}
     ) as cluster:
-        yield World(family, cluster, model, processor)
+        yield World(cluster, reference)
 
 
 RED, BLUE, GREEN = map(picture, ("red", "blue", "green"))

@@ -6,7 +6,6 @@ A client sends what a router sends. Chunks of 16 tokens cut images; the second r
 from __future__ import annotations
 
 import base64
-import io
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from PIL import Image
-from transformers import CLIPImageProcessorPil, GenerationConfig, Qwen2VLImageProcessorPil
 
 from baton.domain.errors import InvalidRequest, NeedMedia
 from baton.domain.media.span import MediaGrid, MediaSpan
@@ -24,20 +20,15 @@ from baton.domain.worker import IMAGE as IMAGE_MODALITY
 from baton.domain.worker import TEXT
 from baton.rpc.gen import prefill_pb2
 from tests.cluster import Cluster, completion_tokens
-from tests.exactness.vision.families import BREAK, FAMILIES, IMAGE
+from tests.exactness.vision.families import BREAK, IMAGE
 from tests.exactness.vision.image_tokenizer import add_image_tokenizer
+from tests.exactness.vision.vision_reference import NUM_ROWS, PROCESSORS, VisionReference
 from tests.exactness.vision.worker_client import SentImage, WorkerClient, make_request, picture_file
-from tests.unit.model.loading.test_multimodal import save_random
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 
 PAGE_SIZE = 8
 NUM_TOKENS = 8
-NUM_ROWS = 16
-PROCESSORS: dict[str, Any] = {
-    "llava": lambda: CLIPImageProcessorPil(size={"height": 56, "width": 56}, crop_size={"height": 56, "width": 56}),
-    "qwen2_vl": lambda: Qwen2VLImageProcessorPil(patch_size=14),
-}
 TRANSPORTS = {"llava": "stream", "qwen2_vl": "auto"}
 
 
@@ -47,37 +38,27 @@ class World:
 
     family: str
     cluster: Cluster
-    model: Any
-    processor: Any
+    reference: VisionReference
 
     def image(self, seed: int) -> SentImage:
         """All images are of equal size."""
         return SentImage(picture_file(seed), NUM_ROWS, MediaGrid(4, 4) if self.family == "qwen2_vl" else None)
 
     def own_tokens(self, ids: list[int], images: list[SentImage]) -> list[int]:
-        pictures = [Image.open(io.BytesIO(image.file)).convert("RGB") for image in images]
-        inputs = dict(self.processor(images=pictures, return_tensors="pt")) if images else {}
-        if "image_grid_thw" in inputs:
-            inputs["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in ids]])
-        self.model.model.rope_deltas = None
-        self.model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=NUM_TOKENS, pad_token_id=0)
-        prompt = torch.tensor([ids])
-        return self.model.generate(prompt, attention_mask=torch.ones_like(prompt), **inputs)[0, len(ids) :].tolist()
+        return self.reference.generate(ids, [image.file for image in images], NUM_TOKENS)
 
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     family = request.param
     directory: Path = tmp_path_factory.mktemp(family)
-    model = save_random(FAMILIES[family].config(), directory)
-    processor = PROCESSORS[family]()
-    processor.save_pretrained(directory)
+    reference = VisionReference.save(family, directory)
     add_image_tokenizer(directory)
     with Cluster(
         tmp_path_factory.mktemp("cluster"), str(directory), transport=TRANSPORTS[family],
         flags={"page-size": PAGE_SIZE}, prefill_flags={"token-budget": 16, "encode-budget-tokens": 16},
     ) as cluster:  # fmt: skip
-        yield World(family, cluster, model, processor)
+        yield World(family, cluster, reference)
 
 
 @pytest.fixture

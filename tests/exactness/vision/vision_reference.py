@@ -1,0 +1,52 @@
+"""A tiny random vision-language model with its image processor, whole: what transformers' `generate()` answers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from PIL import Image
+from transformers import CLIPImageProcessorPil, GenerationConfig, Qwen2VLImageProcessorPil
+
+from tests.exactness.vision.families import FAMILIES, IMAGE
+from tests.unit.model.loading.test_multimodal import save_random
+
+NUM_ROWS = 16
+"""Of each picture of the tests, which are of equal size, in either family."""
+
+PROCESSORS: dict[str, Any] = {
+    "llava": lambda: CLIPImageProcessorPil(size={"height": 56, "width": 56}, crop_size={"height": 56, "width": 56}),
+    "qwen2_vl": lambda: Qwen2VLImageProcessorPil(patch_size=14),
+}
+
+
+@dataclass
+class VisionReference:
+    """Model and processor of one family."""
+
+    model: Any
+    processor: Any
+
+    @classmethod
+    def save(cls, family: str, directory: Path) -> Self:
+        """Writes both to `directory`, without a tokenizer."""
+        reference = cls(save_random(FAMILIES[family].config(), directory), PROCESSORS[family]())
+        reference.processor.save_pretrained(directory)
+        return reference
+
+    def generate(self, ids: list[int], files: Sequence[bytes], num_tokens: int) -> list[int]:
+        """The model's own greedy tokens behind a prompt with these image files."""
+        pictures = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+        inputs = dict(self.processor(images=pictures, return_tensors="pt")) if pictures else {}
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in ids]])
+        self.model.model.rope_deltas = None
+        self.model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
+        prompt = torch.tensor([ids])
+        output = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), **inputs)
+        tokens: list[int] = output[0, len(ids) :].tolist()
+        return tokens
