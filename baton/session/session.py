@@ -198,7 +198,7 @@ class MessageSession:
 
     @property
     def soonest_wakeup_s(self) -> float:
-        """What arrives makes no wake-up due sooner than this after it."""
+        """Shortest time from a received message to a wake-up that it makes due."""
         return min(self._limits.ack_s, self._limits.ping_s, self._limits.silent_s)
 
     def next_wakeup(self) -> float | None:

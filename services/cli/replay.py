@@ -7,13 +7,12 @@ state store and writes into a memory store of its own, so the stored request sta
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import structlog
 from cyclopts import Parameter
@@ -26,6 +25,7 @@ from baton.services.router.app import RunningBackend, open_backend
 from baton.services.router.generation import SequenceSpec
 from baton.services.router.limits import DEFAULT_CONTEXT_TOKENS
 from baton.services.router.openai.fields import parse_object
+from baton.services.router.openai.prompts import has_images
 from baton.services.router.openai.request_parser import RequestParser
 from baton.services.router.openai.validation import RequestValidator
 from baton.services.router.settings import RouterSettings
@@ -137,7 +137,8 @@ async def _parse(
 ) -> list[SequenceSpec]:
     max_model_len = text.max_position_tokens or DEFAULT_CONTEXT_TOKENS
     body = parse_object(call.body)
-    if _has_images(body):
+    messages = body.get("messages")
+    if isinstance(messages, list) and any(has_images(message.get("content")) for message in messages):
         raise NotReplayable(f"call {call.id} has images, and the state store keeps no files of images.")
     names = [name for name in (body.get("model"),) if isinstance(name, str)]
     validator = RequestValidator(text, record.model, max_model_len, settings.wait_s, names)
@@ -152,13 +153,6 @@ async def _parse(
         )
         for choice, sequence in enumerate(parsed.request.sequences)
     ]
-
-
-def _has_images(body: Mapping[str, Any]) -> bool:
-    """True for the body of a chat with images. The store has only such that a router has accepted."""
-    contents = [message.get("content") for message in body.get("messages") or ()]
-    parts = itertools.chain.from_iterable(content for content in contents if isinstance(content, list))
-    return any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
 
 
 def _router_settings(settings: ReplaySettings) -> RouterSettings:

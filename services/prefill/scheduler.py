@@ -4,6 +4,7 @@ A request's life here, queue by queue:
 
 1. *waiting*: `add` opens an export and appends the prompt. A prompt that never fits fails at once. One of which another
    worker has more cached pages is *importing* first, for a bounded time and beside the order of the others.
+   One whose images are not encoded waits, too, and others pass it (`media_gate`).
 2. *chunking*: prompts are admitted in the order of `policy`, if a slot, pages for the whole prompt and pin budget are
    free. The longest cached prefix is matched, without the last token, which must be computed to sample from. The rest
    is cut into chunks. A step serves half-done and waiting prompts in one order, under one token budget; the oldest

@@ -74,6 +74,11 @@ class SequenceSpec:
     media: tuple[MediaSpan, ...] = ()
     files: tuple[MediaFile, ...] = ()
 
+    @property
+    def processor(self) -> str:
+        """Digest of the image processor of its files; "" without files."""
+        return self.files[0].processor if self.files else ""
+
 
 class TokenChunk(Struct, frozen=True):
     """Tokens in order, without gap or duplicate. `finish` comes with the last one.

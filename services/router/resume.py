@@ -88,8 +88,7 @@ class Resumer:
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
         parsed = await self.parser.parse(raw_request_of(record))
-        has_files = any(sequence.files for sequence in parsed.request.sequences)  # which the store does not have
-        durability = Durability.NONE if record.private or has_files else self.durability()
+        durability = Durability.NONE if record.private or parsed.request.has_files else self.durability()
         after = _checked(after, parsed.request)
         if after.num_tail >= num_tail_events(parsed.request.stream_options):
             return Response(status_code=204, headers=response_headers(parsed.request, durability))

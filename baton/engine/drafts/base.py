@@ -69,7 +69,7 @@ def emitted_tokens(
 
 
 def num_matching(drafts: Sequence[int], sampled: Sequence[SampledToken]) -> int:
-    """How many of `drafts`, from the first on, are the tokens that were drawn at their places."""
+    """Number of leading `drafts` that are the tokens drawn at their places."""
     count = 0
     for draft, drawn in zip(drafts, sampled, strict=False):
         if drawn.token != draft:

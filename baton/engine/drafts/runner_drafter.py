@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from baton.domain.ids import AttemptId
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER, Proposal
 
-MAX_DRAFT_MODEL_TOKENS = 7
+MAX_RUNNER_DRAFTS = 7
 """Most drafts of a row and step. They are made one after another, and fewer and fewer of them are accepted."""
 
 
@@ -22,7 +22,7 @@ class RunnerDrafter:
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
         """See `Drafter.propose`: placeholders for as many drafts as are wanted."""
-        return Proposal((DRAFT_PLACEHOLDER,) * min(max_tokens, MAX_DRAFT_MODEL_TOKENS))
+        return Proposal((DRAFT_PLACEHOLDER,) * min(max_tokens, MAX_RUNNER_DRAFTS))
 
     def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
         """See `Drafter.accepted`."""

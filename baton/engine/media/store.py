@@ -22,7 +22,7 @@ MediaKey = tuple[str, bytes]
 """Salt and identity."""
 
 KEEP_S = 30.0
-"""How long an image waits for its prompt, beside the others of it that are still to come."""
+"""Longest wait of an image for its prompt, whose other images may still be to come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class HeldMedia(Generic[Inputs, Rows]):
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for: its rows, and its inputs while they are here."""
+        """Bytes of its rows, and of its inputs while they are here."""
         return self.row_bytes + (0 if self.inputs is None else self.input_bytes)
 
 

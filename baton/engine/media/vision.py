@@ -1,8 +1,7 @@
-"""What a prefill worker encodes images with. Built once, by `build_engine`."""
+"""Image processor, store and encoder of a prefill worker. Built once, by `build_engine`."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -11,8 +10,8 @@ from baton.domain.fingerprint import digest_of
 from baton.domain.media.span import MediaRules
 from baton.engine.media.encoder import Images, MediaEncoder
 from baton.engine.media.store import MediaStore
-from baton.model.errors import UnreadableModel, UnsupportedModel
-from baton.model.loading.config import read_config
+from baton.model.errors import UnsupportedModel
+from baton.model.loading.config import read_config, read_raw_config
 from baton.model.loading.loader import LoadedModel
 from baton.model.vision.image_processor import ImageProcessor
 from baton.model.vision.spec import VISION
@@ -37,7 +36,7 @@ class EngineVision:
 
 
 def media_rules(settings: WorkerSettings, directory: Path) -> MediaRules | None:
-    """What the model in `directory` asks of media spans; None if it is served on text only.
+    """Rules of the model in `directory` for media spans; None if it is served on text only.
 
     Costs text models nothing. Raises `UnsupportedModel` for a model that is required to be served with images and
     cannot.
@@ -58,9 +57,10 @@ def media_rules(settings: WorkerSettings, directory: Path) -> MediaRules | None:
 
 
 def engine_vision(directory: Path, model: LoadedModel, root: str, max_bytes: int) -> EngineVision | None:
-    """What encodes images for `model`; None if it has no tower. `root`: digest of its weights.
+    """Builds what encodes images for `model`; None if it has no tower. `root`: digest of its weights.
 
-    `max_bytes`: of the images that are held. Raises `UnsupportedModel`."""
+    `max_bytes`: of the images that are held. Raises `UnsupportedModel`.
+    """
     if model.tower is None or model.config.vision is None:
         return None
     processor, digest = ImageProcessor(directory, model.config.vision), processor_digest(directory)
@@ -74,8 +74,4 @@ def engine_vision(directory: Path, model: LoadedModel, root: str, max_bytes: int
 
 def _may_see(directory: Path) -> bool:
     """True for a type that is served with images. Raises `UnreadableModel`."""
-    try:
-        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnreadableModel(f"no model in {directory}: its config.json cannot be read ({error})") from error
-    return isinstance(raw, dict) and raw.get("model_type") in VISION
+    return read_raw_config(directory).get("model_type") in VISION

@@ -35,7 +35,7 @@ class DraftRow:
 
 
 class PageDrafts(Protocol):
-    """What makes drafts from the draft layers of pages, and keeps these layers. Called by the runner."""
+    """Makes drafts from the draft layers of pages, and keeps these layers. Called by the runner."""
 
     vocab_size: int
 

@@ -32,7 +32,7 @@ _IGNORED = frozenset({"t2d", "midlayer.self_attn.rotary_emb.inv_freq"})
 
 @dataclass(frozen=True, slots=True)
 class HeadTarget:
-    """What a head takes from its target. `embedding` [vocab_size, hidden_size] gives dtype and device, too.
+    """Parts of the target that a head uses. `embedding` [vocab_size, hidden_size] gives dtype and device, too.
 
     `packer`: of the target's matrices; None: they are plain.
     """
@@ -47,7 +47,7 @@ class HeadTarget:
     def of(
         cls, impl: torch.nn.Module | LeanModel, num_layers: int, vocab_size: int, packer: WeightPacker | None
     ) -> HeadTarget:
-        """What a loaded model gives. Raises `UnsupportedModel` for a stock module without a list of layers."""
+        """Takes them from a loaded model. Raises `UnsupportedModel` for a stock module without a list of layers."""
         if isinstance(impl, LeanModel):
             return cls(impl.embedding, impl.logits, num_layers, vocab_size, packer)
         module: Any = impl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from baton.model.errors import UnreadableModel
+from baton.model.loading.config import read_raw_config
 
 
 def is_eagle_head(directory: Path) -> bool:
@@ -19,11 +19,8 @@ def is_eagle_head(directory: Path) -> bool:
 
 def read_config_of_head(directory: Path) -> Mapping[str, Any]:
     """Its config.json. Raises `UnreadableModel`."""
-    try:
-        config: Any = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnreadableModel(f"{directory}/config.json cannot be read: {error}") from error
-    if not isinstance(config, dict) or "hidden_size" not in config:
+    config = read_raw_config(directory)
+    if "hidden_size" not in config:
         raise UnreadableModel(f"{directory}/config.json is no config of a head: it has no hidden_size")
     return config
 

@@ -89,7 +89,7 @@ def read_config(
 
     Raises `UnreadableModel` where there is no readable config, `UnsupportedModel` where the model may not be served.
     """
-    raw = _read_json(directory)
+    raw = read_raw_config(directory)
     model_type = str(raw.get("model_type", ""))
     multimodal = MULTIMODAL.get(model_type)
     if model_type not in allowed and multimodal is None:
@@ -156,12 +156,13 @@ def _readable(directory: Path) -> Iterator[None]:
 
 def text_model_type(directory: Path) -> str:
     """The type that `config.json` names for its text model; "" if it names none. Raises `UnreadableModel`."""
-    raw = _read_json(directory)
+    raw = read_raw_config(directory)
     nested = raw.get("text_config")
     return str((nested if isinstance(nested, Mapping) else raw).get("model_type", ""))
 
 
-def _read_json(directory: Path) -> dict[str, Any]:
+def read_raw_config(directory: Path) -> dict[str, Any]:
+    """The object in config.json. Raises `UnreadableModel`."""
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

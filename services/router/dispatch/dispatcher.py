@@ -248,7 +248,7 @@ class TokenDispatcher:
         if max_request_tokens is None:
             _, detail = self._workers.readiness()
             raise NoWorkers(detail, retry_after_s=self._limits.retry_after_s)
-        if sequence.files and not is_takeover and not self._workers.encodes(sequence.files[0].processor):
+        if sequence.files and not is_takeover and not self._workers.encodes(sequence.processor):
             raise NoWorkers("no linked pair here serves images", retry_after_s=self._limits.retry_after_s)
         # A pool may hold less than the model's context, which bounds `max_tokens` when the client set none.
         room, stop = max_request_tokens - len(sequence.prompt_tokens), sequence.stop
@@ -284,7 +284,7 @@ class TokenDispatcher:
         try:
             reservation = await self._reserver.reserve(
                 request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata, tracked.sequence.affinity,
-                files[0].processor if (files := tracked.sequence.files) else "",
+                tracked.sequence.processor,
             )  # fmt: skip
         except ReserveFailure as failure:
             tracked.on_reserve_failure(failure.pair)
@@ -334,5 +334,5 @@ class TokenDispatcher:
             return tracked.num_need_media <= MAX_NEED_MEDIA
         failure.fault_source = FaultSource.PREFILL  # only a worker that holds them can go on
         tracked.without_files.add(pair.prefill.incarnation)
-        others = self._workers.encoders(sequence.files[0].processor) - tracked.without_files
+        others = self._workers.encoders(sequence.processor) - tracked.without_files
         return bool(others) and tracked.num_need_media <= MAX_NEED_MEDIA

@@ -34,7 +34,8 @@ from baton.rpc.codec import error_from_rpc
 from baton.services.router.dispatch.placement import Avoided, Pair
 
 GRACE_S = 1.0
-"""Calls to workers end this much after the request's deadline, so that the attempt reports it and loses no worker."""
+"""Calls to workers end this much after the request's deadline. So the attempt reports the deadline, and no worker
+counts as lost."""
 
 
 class FaultSource(enum.Enum):

@@ -144,14 +144,15 @@ def _read_message(fields: Fields, index: int, entry: object, images: ImageParts)
     if isinstance(entry.get("content"), str):
         images.check_text(message, "content", entry["content"])
         return entry
-    if images.served and _has_images(entry.get("content")):
+    if images.served and has_images(entry.get("content")):
         return {**entry, "content": _read_parts(message, index, images)}
     content = _read_content(message, images)
     images.check_text(message, "content", content)
     return {**entry, "content": content}
 
 
-def _has_images(content: object) -> bool:
+def has_images(content: object) -> bool:
+    """True for the content of a message with images."""
     return isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == IMAGE for part in content)
 
 

@@ -71,6 +71,11 @@ class ValidRequest:
     tokens_as_ids: bool = False
 
     @property
+    def has_files(self) -> bool:
+        """True if it has images, whose files the store does not keep."""
+        return any(sequence.files for sequence in self.sequences)
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; each counts once, whatever its number of choices."""
         return sum(map(len, self.prompts))

@@ -103,8 +103,8 @@ class CallOwnership:
             text_digest=self._text_digest,
         )
         stored = self._writer.open_call(record)
-        has_files = any(sequence.files for sequence in call.sequences)  # they are in this router's memory only
-        return OwnershipHandle(self._writer, record, stored, _not_durable if has_files else self._durability)
+        durability = (lambda: Durability.NONE) if call.has_files else self._durability
+        return OwnershipHandle(self._writer, record, stored, durability)
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
@@ -126,7 +126,3 @@ def raw_request_of(record: CallRecord) -> RawRequest:
     """The raw request of a stored call."""
     metadata = RequestMetadata(record.id, record.created_s, record.seed, record.tenant, record.private)
     return RawRequest(record.endpoint, record.body, metadata, stored=True)
-
-
-def _not_durable() -> Durability:
-    return Durability.NONE

@@ -14,7 +14,7 @@ from transformers import (
 
 from baton.model.vision.image_processor import ImageProcessor
 from baton.model.vision.spec import VISION
-from baton.services.router.vision.expansion.reader import read_image_rules
+from baton.services.router.vision.expansion.reader import SERVED, read_image_rules
 from tests.exactness.vision.families import BREAK, CANVAS, FAMILIES, MERGE
 
 SIZES = [
@@ -51,3 +51,7 @@ def test_router_and_worker_count_the_same_rows(tmp_path, family):
             prepared = worker.prepare(width, height, bytes(3 * width * height), detail)
             tokens = rules.expand(width, height, low_detail=detail == "low")
             assert (prepared.num_rows, prepared.grid) == (tokens.num_rows, tokens.grid), (width, height, detail)
+
+
+def test_router_and_worker_serve_the_same_types():
+    assert set(SERVED) == set(VISION)

@@ -18,7 +18,7 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, OutputToken, SamplingParams, StopParams
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy, DraftTotals
-from baton.engine.drafts.runner_drafter import MAX_DRAFT_MODEL_TOKENS, RunnerDrafter
+from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS, RunnerDrafter
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
 from baton.kv.page_table import PageTable
@@ -149,8 +149,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(target: Path, dtype: str
     totals = engine.totals
     assert totals is not None
     assert totals.num_accepted == totals.num_drafts > 100
-    assert totals.accepted_at[MAX_DRAFT_MODEL_TOKENS - 1] > 0
-    assert totals.accepted_at[MAX_DRAFT_MODEL_TOKENS] == 0
+    assert totals.accepted_at[MAX_RUNNER_DRAFTS - 1] > 0
+    assert totals.accepted_at[MAX_RUNNER_DRAFTS] == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v2"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.drafts.runner_drafter import MAX_DRAFT_MODEL_TOKENS
+from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS
 from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull
@@ -54,7 +54,7 @@ def test_output_is_that_without_a_head(plain: LoadedModel, model: LoadedModel) -
     assert totals is not None
     assert 20 < totals.num_accepted < totals.num_drafts
     assert totals.accepted_at[1] > 0, "the head goes on from its own output"
-    assert totals.accepted_at[MAX_DRAFT_MODEL_TOKENS] == 0
+    assert totals.accepted_at[MAX_RUNNER_DRAFTS] == 0
 
 
 def test_bfloat16_pages_have_bfloat16_tails(directory: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from baton.domain.ids import RequestId
 from baton.store.store import CallStatus
 from tests.mock_workers import MODEL, Hold, Phase, ScriptedAction
-from tests.service.takeover.router_cluster import CHAT, RouterCluster, opened, router_cluster
+from tests.service.takeover.router_cluster import CHAT, TIMEOUT_S, RouterCluster, opened, router_cluster
 from tests.unit.router.vision.pictures import coloured, data_url, picture
 from tests.unit.router.vision.vision_models import NUM_ROWS, load_vision_model, save_vision_model
 
@@ -88,8 +89,9 @@ async def test_workers_without_a_tower_get_no_image(world):
         worker.modalities = ("text",)
     await world.cluster.announce()
     sdk = client(world)
-    while (await sdk.models.list()).data[0].model_extra != {"max_model_len": 200, "modalities": ["text"]}:
-        pass
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await sdk.models.list()).data[0].model_extra != {"max_model_len": 200, "modalities": ["text"]}:
+            pass
     with pytest.raises(openai.InternalServerError, match="serves images"):
         await sdk.chat.completions.create(model=MODEL, messages=messages(RED))
 

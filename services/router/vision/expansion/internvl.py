@@ -25,18 +25,17 @@ class TileRules:
     end: int
     rows_per_tile: int
     tile: tuple[int, int]
-    num_tiles: tuple[int, int] | None
-    """Fewest and most tiles; None: an image is one tile."""
+    num_tiles: tuple[int, int]
+    """Fewest and most tiles."""
 
     def expand(self, width: int, height: int, *, low_detail: bool = False) -> ImageTokens:
         """See `ImageRules`. There is no pixel bound to halve."""
-        num_tiles = 1 if self.num_tiles is None else self._count(width, height)
-        return with_marks((self.start,), self.placeholder, num_tiles * self.rows_per_tile, (self.end,))
+        return with_marks((self.start,), self.placeholder, self._count(width, height) * self.rows_per_tile, (self.end,))
 
     @cached_property
     def _grids(self) -> list[tuple[int, int]]:
         """Columns and rows of all grids, by their number of tiles."""
-        fewest, most = self.num_tiles or (1, 1)
+        fewest, most = self.num_tiles
         grids = [(across, down) for across in range(1, most + 1) for down in range(1, most + 1)]
         return sorted(
             (grid for grid in grids if fewest <= grid[0] * grid[1] <= most), key=lambda grid: grid[0] * grid[1]
@@ -63,4 +62,4 @@ def read_internvl(placeholder: int, start: int, end: int, image: Json, processor
     if not fewest <= most <= MAX_TILES:
         raise UnknownProcessor(f"its processor cuts images into {fewest} to {most} tiles")
     rows = positive(processor, "image_seq_length", 256)
-    return TileRules(placeholder, start, end, rows, side_lengths(image, "size"), (fewest, most) if most > 1 else None)
+    return TileRules(placeholder, start, end, rows, side_lengths(image, "size"), (fewest, most))

@@ -42,7 +42,7 @@ class PatchRules:
         return rows, columns
 
 
-def read_qwen(placeholder: int, image: Json, processor: Json, config: Json) -> PatchRules:
+def read_qwen(placeholder: int, image: Json) -> PatchRules:
     """`image`: the image processor's config. Raises `UnknownProcessor`."""
     size = image.get("size") or {}
     bounds = {

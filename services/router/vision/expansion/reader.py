@@ -76,7 +76,7 @@ def _rules(kind: str, config: Json, image: Json, processor: Json, tokens: _Token
             line_end = tokens.find(("image_break_token",), "[IMG_BREAK]", processor)
             image_end = tokens.find(("image_end_token",), "[IMG_END]", processor)
             return read_pixtral(placeholder, line_end, image_end, image, processor)
-    return read_qwen(placeholder, image, processor, config)
+    return read_qwen(placeholder, image)
 
 
 def _read(directory: Path, name: str) -> dict[str, Any]:

@@ -102,11 +102,12 @@ async def test_another_count_fails_that_request_only():
 
 async def test_a_worker_of_another_processor_is_left_for_another_one():
     async with vision(num_prefill=2) as w:
+        outcomes: list[int] = [prefill_pb2.MEDIA_OUTCOME_OTHER_PROCESSOR]  # of the first upload, to either worker
         for prefill in w.cluster.prefills:
-            prefill.media.outcomes.append(prefill_pb2.MEDIA_OUTCOME_OTHER_PROCESSOR)
-        w.cluster.prefills[1].media.outcomes.clear()
-        for name in ("a", "b"):
-            assert tokens(await w.generate(seen(name, RED))) == scripted(5)
+            prefill.media.outcomes = outcomes
+        assert tokens(await w.generate(seen("a", RED))) == scripted(5)
+        assert [len(prefill.media.headers) for prefill in w.cluster.prefills] == [1, 1]
+        assert tokens(await w.generate(seen("b", RED))) == scripted(5)
 
 
 @pytest.mark.parametrize("lacks", ["prefill", "decode", "processor"])
@@ -164,3 +165,4 @@ async def test_a_cancelled_upload_ends_with_its_request():
         with pytest.raises(asyncio.CancelledError):
             await running
         assert w.dispatcher._media_budget.num_bytes == 0
+        assert w.dispatcher._uploader._under_way == {}

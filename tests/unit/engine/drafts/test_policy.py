@@ -9,7 +9,7 @@ from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.domain.timing.step_time import StepShape
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 from baton.engine.drafts.policy import DraftLimits, DraftPolicy, DraftSkipReason
-from baton.engine.drafts.runner_drafter import MAX_DRAFT_MODEL_TOKENS, RunnerDrafter
+from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS, RunnerDrafter
 from baton.kv.pages import Hold, PagePool
 
 PAGE_SIZE, NUM_PAGES = 4, 8
@@ -43,7 +43,7 @@ def planned(num_free: int, num_spare: int, num_slots: int, max_tokens: int = 20)
         (1, 5, PAGE_SIZE, PAGE_SIZE),  # one more page
         (5, 0, PAGE_SIZE, 0),  # running rows want what is free
         (5, 5, PAGE_SIZE + 2, 2 + PAGE_SIZE),
-        (5, 5, 3 * PAGE_SIZE, MAX_DRAFT_MODEL_TOKENS),
+        (5, 5, 3 * PAGE_SIZE, MAX_RUNNER_DRAFTS),
     ],
 )
 def test_drafts_evict_no_page(num_free: int, num_spare: int, num_slots: int, num_drafts: int) -> None:

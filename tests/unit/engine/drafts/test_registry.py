@@ -11,7 +11,7 @@ from baton.engine.drafts import registry
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 from baton.engine.drafts.ngram import NGramDrafter
 from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter
-from baton.engine.drafts.runner_drafter import MAX_DRAFT_MODEL_TOKENS
+from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS
 from baton.services.decode.settings import DecodeSettings
 from baton.settings.base import SettingsError
 
@@ -51,7 +51,7 @@ def test_a_draft_model_proposes_drafts_that_the_runner_makes():
     drafter, id = entry.make(100), AttemptId(RequestId("r"), 1)
     drafter.begin(id, [1, 2, 3])
     assert drafter.propose(id, 3).tokens == (DRAFT_PLACEHOLDER,) * 3
-    assert drafter.propose(id, 15).tokens == (DRAFT_PLACEHOLDER,) * MAX_DRAFT_MODEL_TOKENS
+    assert drafter.propose(id, 15).tokens == (DRAFT_PLACEHOLDER,) * MAX_RUNNER_DRAFTS
     assert find_drafter("ngram", has_draft_model=True) == find_drafter("ngram"), "others draft beside one, too"
 
 

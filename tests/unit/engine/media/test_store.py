@@ -100,6 +100,10 @@ def test_bytes_never_exceed_the_bound_and_pins_hold(steps: list[tuple[str, int, 
                 store.on_encoded(one, "rows")
             case "f":
                 store.find(one)
+            case "d":
+                store.drop(one)
+                for keys in pinned.values():
+                    keys.discard(one)
             case _:
                 pass
         assert 0 <= store.num_bytes <= 100

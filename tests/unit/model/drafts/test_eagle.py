@@ -12,6 +12,7 @@ from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 from baton.engine.runner import ModelRunner
+from baton.model.attention.base import Segment, plan_step
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.storage import PageStorage
 from tests.tiny_models import VOCAB_SIZE, save_random_model
@@ -178,3 +179,5 @@ def test_a_head_is_not_run_without_its_target(models: dict[DecoderChoice, Loaded
     assert drafts is not None
     with pytest.raises(ValueError, match="no step"):
         drafts.settle([1])
+    with pytest.raises(ValueError, match="hidden states of its target"):
+        drafts.write(torch.tensor([5]), torch.tensor([0]), plan_step([Segment(0, 0, 1, [0])], PAGE_SIZE), None)
