@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -155,8 +156,8 @@ def table_of(findings: Sequence[GpuFinding]) -> Table:
     return table
 
 
-def save(path: Path, findings: Sequence[GpuFinding], device: str) -> None:
-    """Saves the findings as JSON."""
+def save(path: Path, findings: Sequence[Any], device: str) -> None:
+    """Saves findings, dataclasses of one kind, as JSON."""
     machine = torch.cuda.get_device_name() if device == "cuda" else device
     content = {"device": machine, "torch": torch.__version__, "findings": [asdict(found) for found in findings]}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_puller, make_source, usable_transports
 from baton.transfer.nixl import NixlPuller
 from baton.transfer.stream import StreamSource
+from bench.engine.gpu import save
 from bench.transfer.throughput import PoolPuller
 from tests.unit.transfer.source_process import StreamServicer
 
@@ -209,8 +209,7 @@ def main() -> None:
         findings += measure(shape, transport, ((vram, vram), (vram, dram), (dram, vram)), flags.pulls)
     findings += measure_limits(shape, flags.pulls)
     if flags.result is not None:
-        content = {"device": torch.cuda.get_device_name(), "findings": [asdict(found) for found in findings]}
-        flags.result.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        save(flags.result, findings, "cuda")
     Console().print(table_of(findings))
 
 

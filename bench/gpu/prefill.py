@@ -11,13 +11,12 @@ bfloat16. Exits with an error without a GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -36,6 +35,7 @@ from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from bench.engine.bench_engine import BenchEngine, run_all
+from bench.engine.gpu import save
 from bench.harness.model_shapes import SHAPES
 from bench.harness.random_models import save_random_model
 
@@ -155,8 +155,7 @@ def main() -> None:
         sys.exit("torch finds no GPU here; nothing to measure.")
     findings = measure(flags.shapes, flags.prompts, flags.budget, flags.runs, "cuda")
     if flags.result is not None:
-        content = {"device": torch.cuda.get_device_name(), "findings": [asdict(found) for found in findings]}
-        flags.result.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        save(flags.result, findings, "cuda")
     Console(width=120).print(table_of(findings))
 
 
