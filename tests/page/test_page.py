@@ -246,6 +246,23 @@ async def test_keys_do_what_the_list_says(opened: Opener, router: LiveRouter):
     await expect(page.locator("#message")).to_be_visible()
 
 
+async def test_a_key_counts_before_the_page_has_drawn_the_last_one(opened: Opener, router: LiveRouter):
+    from playwright.async_api import expect
+
+    assert (await router.complete()).status_code == 200
+    page = await opened()
+    await expect(page.locator("[data-worker]")).to_have_count(3)
+    await page.keyboard.press("j")
+    addresses = await page.evaluate(
+        """() => ["Enter", "Escape"].map((key) => {
+            document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+            return location.hash;
+        })"""
+    )
+    assert addresses[0].startswith("#/requests/")
+    assert addresses[1] == "#/requests"
+
+
 @pytest.mark.parametrize(
     ("hash", "viewport", "scheme"),
     [

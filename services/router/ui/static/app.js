@@ -134,10 +134,11 @@ function App() {
   useKeys({
     "g l": go("#/"), "g c": go("#/chat"), "g r": go("#/requests"), j: () => move(1), k: () => move(-1), t: toggleTheme, "?": openHelp,
     p: () => setPaused((before) => !before), f: () => setFailuresOnly((before) => !before),
-    Enter: () => { if (view === "#/" && shown) location.hash = `#/requests/${shown}`; },
+    // Keys ask the address, not `view`: a fast key comes before `hashchange` and the next drawing.
+    Enter: () => { if (viewOf() === "#/" && shown) location.hash = `#/requests/${shown}`; },
     Escape: () => {
-      if (view === "#/chat") dispatchEvent(new Event("baton-stop"));
-      else if (view.startsWith("#/requests/")) location.hash = "#/requests";
+      if (viewOf() === "#/chat") dispatchEvent(new Event("baton-stop"));
+      else if (viewOf().startsWith("#/requests/")) location.hash = "#/requests";
       else setChosen("");
       document.activeElement?.blur();
     },
