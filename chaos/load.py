@@ -42,6 +42,8 @@ class MixedLoadReport:
     """Answers lost with both of their copies; none of them was announced as durable."""
     num_tokens: int = 0
     num_resumes: int = 0
+    num_dropped: int = 0
+    """Calls sent again as they were announced as not stored and their router died."""
     longest_gap_s: float = 0.0
 
     def problem(self, text: str) -> None:
@@ -161,6 +163,7 @@ class MixedLoad:
         ] += 1
         report.num_tokens += transcript.num_tokens()
         report.num_resumes += transcript.num_resumes
+        report.num_dropped += len(transcript.dropped)
         report.longest_gap_s = max(report.longest_gap_s, transcript.longest_gap_s)
         if transcript.end in (StreamEnd.LOST, StreamEnd.TIMED_OUT) and self._may_be_lost(transcript):
             report.num_lost += 1

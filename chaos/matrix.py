@@ -104,6 +104,7 @@ class CellResult:
     problems: tuple[str, ...]
     num_answers: int
     num_resumes: int
+    num_dropped: int
     longest_gap_s: float
     settled_s: float
     wall_s: float
@@ -158,6 +159,7 @@ async def run_cell(cell: Cell, harness: ChaosHarness) -> CellResult:
         problems=tuple(problems),
         num_answers=sum(run.transcript.end is StreamEnd.DONE for run in runs),
         num_resumes=sum(run.transcript.num_resumes for run in runs),
+        num_dropped=sum(len(run.transcript.dropped) for run in runs),
         longest_gap_s=max(
             (r.transcript.longest_gap_s for r in runs if r.transcript.end is StreamEnd.DONE), default=0.0
         ),

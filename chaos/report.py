@@ -35,13 +35,14 @@ class CellTable:
         return sorted(played, key=lambda name: (" + " in name, [order[part] for part in name.split(" + ")]))
 
     def entry(self, fault: str, phase: RequestPhase) -> str:
-        """`passed/played, longest gap`."""
+        """`passed/played, longest gap`, and how many calls were sent again that no store had."""
         results = self._by_cell.get((fault, phase))
         if not results:
             return NOT_PLAYED
         passed = sum(not result.problems for result in results)
         gap_s = max(result.longest_gap_s for result in results)
-        return f"{passed}/{len(results)}, {gap_s:.1f} s"
+        dropped = sum(result.num_dropped for result in results)
+        return f"{passed}/{len(results)}, {gap_s:.1f} s" + (f", {dropped} sent again" if dropped else "")
 
     def rows(self) -> list[list[str]]:
         """A row a fault: its name, then an entry a phase."""
@@ -74,7 +75,8 @@ def soak_summary(report: SoakReport) -> str:
     faults = ", ".join(f"{fault} {num}" for fault, num in sorted(report.faults.items()))
     head = f"{report.minutes:.1f} minutes, seed {report.seed}, {report.num_rounds} rounds"
     received = (
-        f"{load.num_tokens} tokens received, {load.num_resumes} resumptions, {load.num_lost} lost with both copies"
+        f"{load.num_tokens} tokens received, {load.num_resumes} resumptions, {load.num_dropped} unstored calls sent "
+        f"again, {load.num_lost} lost with both copies"
     )
     return "\n".join(
         (
@@ -139,6 +141,7 @@ def as_json(results: Sequence[CellResult]) -> str:
             "problems": list(result.problems),
             "num_answers": result.num_answers,
             "num_resumes": result.num_resumes,
+            "num_dropped": result.num_dropped,
             "longest_gap_s": round(result.longest_gap_s, 3),
             "settled_s": round(result.settled_s, 3),
             "wall_s": round(result.wall_s, 3),

@@ -55,7 +55,8 @@ class StormReport:
             (
                 f"- {self.minutes:.1f} minutes, seed {self.seed}, {num_kills} kills: {kills}",
                 f"- {sum(load.ends.values())} answers, {load.num_problems} wrong, {load.num_lost} lost; ends: {ends}",
-                f"- {load.num_resumes} resumptions, longest silence {load.longest_gap_s:.1f} s, "
+                f"- {load.num_resumes} resumptions, {load.num_dropped} unstored calls sent again, "
+                f"longest silence {load.longest_gap_s:.1f} s, "
                 f"{len(self.problems)} problems",
             )
         )

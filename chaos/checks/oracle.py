@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chaos.clients.client import ChaosClient, ClientRequest, StreamEnd, Transcript
+from chaos.clients.client import ChaosClient, ClientRequest, Event, StreamEnd, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class GeneratedAnswer:
     choices: tuple[GeneratedChoice, ...]
 
 
-def collect_answer(transcript: Transcript) -> GeneratedAnswer:
-    """The answers in a transcript."""
+def collect_answer(events: Iterable[Event]) -> GeneratedAnswer:
+    """The answers in the events of a call."""
     choices: dict[int, GeneratedChoice] = {}
-    for event in transcript.events:
+    for event in events:
         before = choices.get(event.choice, GeneratedChoice())
         tokens, text = before.tokens + event.tokens, before.text + event.text
         choices[event.choice] = GeneratedChoice(tokens, text, before.finish or event.finish)
@@ -58,7 +58,7 @@ class Oracle:
         for request, received in zip(sent, answers, strict=True):
             if received.end is not StreamEnd.DONE:
                 raise ValueError(f"{request.name}: {received.end} {received.code} without any fault")
-            self._answers[request.name] = collect_answer(received)
+            self._answers[request.name] = collect_answer(received.events)
 
     def answer(self, request: ClientRequest) -> GeneratedAnswer:
         """The undisturbed answer."""
@@ -75,7 +75,9 @@ class Oracle:
 
 def compare(transcript: Transcript, expected: GeneratedAnswer, codes: frozenset[str]) -> Iterable[str]:
     """See `Oracle.check`."""
-    name, received = transcript.request.name, collect_answer(transcript)
+    name, received = transcript.request.name, collect_answer(transcript.events)
+    for dropped in transcript.dropped:  # these tokens were read, too, before the call was sent again
+        yield from _differences_so_far(f"{name}, dropped", collect_answer(dropped), expected)
     match transcript.end:
         case StreamEnd.DONE:
             if received != expected:
@@ -86,9 +88,13 @@ def compare(transcript: Transcript, expected: GeneratedAnswer, codes: frozenset[
         case StreamEnd.LOST | StreamEnd.TIMED_OUT | None:
             end, stored = transcript.end and transcript.end.value, "stored" if transcript.stored else "not stored"
             yield f"{name}: no end was received ({end}, {transcript.code or 'no code'}, announced as {stored})"
+    yield from _differences_so_far(name, received, expected)
+
+
+def _differences_so_far(name: str, received: GeneratedAnswer, expected: GeneratedAnswer) -> Iterable[str]:
     for index, choice in enumerate(received.choices):
         if index >= len(expected.choices) or not choice.is_prefix_of(expected.choices[index]):
-            yield f"{name}: what was received is not how the answer is_prefix_of: {_difference(received, expected)}"
+            yield f"{name}: what was received does not begin the answer: {_difference(received, expected)}"
 
 
 def _difference(received: GeneratedAnswer, expected: GeneratedAnswer) -> str:

@@ -85,6 +85,8 @@ class Transcript:
     status: int = 0
     code: str = ""
     num_resumes: int = 0
+    dropped: list[tuple[Event, ...]] = field(default_factory=list)
+    """What was received of calls that no store had: their router died, and the request was sent again."""
     ended_s: float = 0.0
     updated: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,8 +111,10 @@ class Transcript:
         self.end, self.code, self.ended_s = end, code, time.monotonic()
         self.updated.set()
 
-    def forget_answer(self) -> None:
-        """Drops what was received: the request is sent again as another call."""
+    def drop_answer(self) -> None:
+        """Moves what was received of a call that had begun to `dropped`: the request is sent again."""
+        if self.call_id:
+            self.dropped.append(tuple(self.events))
         self.events.clear()
         self.call_id = self.last_event_id = ""
 
@@ -180,7 +184,7 @@ class ChaosClient:
         transcript.num_resumes += 1
         await asyncio.sleep(RETRY_INTERVAL_S)  # spares a router that is just starting
         if not transcript.stored:
-            transcript.forget_answer()
+            transcript.drop_answer()
             await self._post(transcript, url)
             return
         headers = {"last-event-id": transcript.last_event_id} if transcript.last_event_id else {}

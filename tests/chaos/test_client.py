@@ -96,7 +96,14 @@ async def test_an_answer_that_no_store_has_is_asked_for_again(client: ChaosClien
         transcript = await client.ask(REQUEST, [first.url, second.url])
     assert (transcript.end, transcript.num_tokens(), transcript.num_resumes) == (StreamEnd.DONE, 3, 1)
     assert [e.tokens for e in transcript.events] == [(5,), (6,), (7,)]
+    assert [[e.tokens for e in dropped] for dropped in transcript.dropped] == [[(5,), (6,)]]
     assert second.requests[0].startswith("POST ")
+
+
+async def test_a_router_that_never_answered_has_dropped_nothing(client: ChaosClient) -> None:
+    async with Router(b"", b"") as first, Router(HEAD + event(1, 5, "length") + DONE) as second:
+        transcript = await client.ask(REQUEST, [first.url, second.url])
+    assert (transcript.end, transcript.num_resumes, transcript.dropped) == (StreamEnd.DONE, 1, [])
 
 
 async def test_a_broken_stream_with_nowhere_to_go_is_lost(client: ChaosClient) -> None:

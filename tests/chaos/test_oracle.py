@@ -24,7 +24,7 @@ WHOLE = ((0, 1, "a", ""), (1, 4, "d", "stop"), (0, 2, "b", ""), (0, 3, "c", "len
 
 
 def test_interleaved_choices_are_collected() -> None:
-    assert collect_answer(transcript_of(*WHOLE)) == EXPECTED
+    assert collect_answer(transcript_of(*WHOLE).events) == EXPECTED
     assert list(compare(transcript_of(*WHOLE), EXPECTED, NONE)) == []
 
 
@@ -53,3 +53,14 @@ def test_only_allowed_errors_are_accepted() -> None:
 def test_a_hung_up_client_received_a_prefix() -> None:
     assert list(compare(transcript_of(*WHOLE[:3], end=StreamEnd.HUNG_UP), EXPECTED, NONE)) == []
     assert list(compare(transcript_of((0, 2, "b", ""), end=StreamEnd.HUNG_UP), EXPECTED, NONE)) != []
+
+
+def test_tokens_of_a_call_that_was_sent_again_were_received_too() -> None:
+    for first, num_problems in (((0, 1, "a", ""), 0), ((0, 9, "a", ""), 1)):
+        transcript = transcript_of(first)
+        transcript.call_id = "call-1"
+        transcript.drop_answer()
+        for event in transcript_of(*WHOLE).events:
+            transcript.add_event(event)
+        assert len(transcript.dropped) == 1
+        assert len(list(compare(transcript, EXPECTED, NONE))) == num_problems

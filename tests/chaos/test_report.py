@@ -16,8 +16,8 @@ from chaos.soak import SoakReport
 from chaos.testbed.process import ProcessResources
 
 
-def result(phase: RequestPhase, fault: ClusterFault, *problems: str) -> CellResult:
-    return CellResult(Cell(phase, fault), problems, 3, 0, 1.25, 2.0, 5.0)
+def result(phase: RequestPhase, fault: ClusterFault, *problems: str, num_dropped: int = 0) -> CellResult:
+    return CellResult(Cell(phase, fault), problems, 3, 1, num_dropped, 1.25, 2.0, 5.0)
 
 
 def test_a_failed_cell_is_not_counted_as_passed() -> None:
@@ -27,6 +27,11 @@ def test_a_failed_cell_is_not_counted_as_passed() -> None:
     ]
     lines = markdown_table(results).splitlines()
     assert lines[-1] == "| decode \\| prefill | - | - | - | - | - | 1/2, 1.2 s | - | - |"
+
+
+def test_calls_that_were_sent_again_are_told() -> None:
+    lines = markdown_table([result(RequestPhase.DECODING, ClusterFault.KILL_ROUTER, num_dropped=2)]).splitlines()
+    assert "1/1, 1.2 s, 2 sent again" in lines[-1]
 
 
 def test_only_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
