@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tests.planted.checkpoint_bugs import CHECKPOINT_BUGS
 from tests.planted.constraint_bugs import CONSTRAINT_BUGS
 from tests.planted.event_bugs import EVENT_BUGS
 from tests.planted.latent_bugs import LATENT_BUGS
+from tests.planted.media_bugs import MEDIA_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.promise_bugs import PROMISE_BUGS
 from tests.planted.runner import PlantedBug
@@ -14,7 +16,7 @@ from tests.planted.tool_bugs import TOOL_BUGS
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
 SEAL, FAIRNESS, ROOM = "sealed store", "fairness", "room to grow"
-CHECKPOINTS, CLIENTS = "right weights", "nothing ignored"
+CLIENTS = "nothing ignored"
 
 KV, DECODE, PREFILL = "tests/unit/kv", "tests/unit/decode", "tests/unit/prefill"
 STORE_CALLS = "tests/contract/test_store_ballots.py tests/contract/test_store_calls.py"
@@ -26,7 +28,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
-    *LATENT_BUGS,
+    *LATENT_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS,
     *TOOL_BUGS, *SESSION_BUGS,
     *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS,
     bug(
@@ -356,45 +358,5 @@ BUGS = (
         "        tenant = self.tenant(name)\n        tenant.service += charge / tenant.limits.weight",
         "        tenant = self.tenant(name)\n        tenant.service += 2 * charge / tenant.limits.weight",
         "tests/unit/router/admission/test_fair_queue.py",
-    ),
-    bug(
-        CHECKPOINTS, "a leftover scale is dropped", "baton/model/loading/dequantize/plan.py",
-        "name.endswith(parts) and name not in consumed", "False",
-        "tests/unit/model/dequantize/test_fp8.py",
-    ),
-    bug(
-        CHECKPOINTS, "scales are laid over blocks row by row", "baton/model/loading/dequantize/fp8.py",
-        "index = first // block[0]", "index = 0",
-        "tests/unit/model/dequantize/test_fp8.py",
-    ),
-    bug(
-        CHECKPOINTS, "float8 without a method is served as plain numbers", "baton/model/loading/stored_weights.py",
-        "packed = tensor.dtype not in PLAIN_DTYPES and len(tensor.shape) > 1", "packed = False",
-        "tests/unit/model/loading/test_stored_weights.py",
-    ),
-    bug(
-        CHECKPOINTS, "a bias without a place is left out", "baton/model/loading/stored_weights.py",
-        "if next(modules[owner].parameters(recurse=False), None) is not None:", "if False:",
-        "tests/unit/model/loading/test_stored_weights.py",
-    ),
-    bug(
-        CHECKPOINTS, "zero points of GPTQ's first version are not shifted", "baton/model/loading/dequantize/gptq.py",
-        "+ zero_offset) & (2**bits - 1)", ") & (2**bits - 1)",
-        "tests/unit/model/dequantize/test_gptq.py",
-    ),
-    bug(
-        CHECKPOINTS, "groups are in order whatever g_idx says", "baton/model/loading/dequantize/gptq.py",
-        "    if groups is None:", "    if True:",
-        "tests/unit/model/dequantize/test_gptq.py",
-    ),
-    bug(
-        CHECKPOINTS, "outputs of AWQ are in the order of their bits", "baton/model/loading/dequantize/awq.py",
-        "FIELD_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)", "FIELD_OF_OUTPUT = (0, 1, 2, 3, 4, 5, 6, 7)",
-        "tests/unit/model/dequantize/test_awq.py",
-    ),
-    bug(
-        CHECKPOINTS, "a text model ties its head as it likes", "baton/model/loading/multimodal.py",
-        'fields["tie_word_embeddings"] = config.tie_word_embeddings', 'fields.setdefault("tie_word_embeddings", False)',
-        "tests/unit/model/loading/test_multimodal.py",
     ),
 )  # fmt: skip

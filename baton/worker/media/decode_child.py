@@ -56,11 +56,12 @@ def _decode(data: bytes, max_pixels: int) -> tuple[tuple[int, int], bytes]:
     warnings.simplefilter("ignore")  # of metadata, which harm no picture
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     Image.MAX_IMAGE_PIXELS = max_pixels
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.width * image.height > max_pixels:
-            raise _RefusedImage(f"has {image.width} x {image.height} pixels; {max_pixels} are the most")
-        image.load()  # EXIF of a PNG may follow its pixels
-        turned = _turn(image.convert("RGB"), image.info.get("exif"))
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            image.load()  # EXIF of a PNG may follow its pixels
+            turned = _turn(image.convert("RGB"), image.info.get("exif"))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise _RefusedImage(f"has too many pixels; {max_pixels} are the most") from None
     return turned.size, turned.tobytes()
 
 

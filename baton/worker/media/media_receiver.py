@@ -245,7 +245,6 @@ class MediaReceiver:
         if prepared.num_rows > self._limits.max_rows:
             message = f"takes {prepared.num_rows} tokens; {self._limits.max_rows} are the most"
             raise _Outcome(pb.MEDIA_OUTCOME_TOO_LARGE, message, prepared.num_rows)
-        _check_count(header, prepared.num_rows, prepared.grid)
         return prepared
 
     async def _ask(self, make: Callable[[Reply[Any]], MediaCommand]) -> Any:

@@ -149,6 +149,21 @@ async def test_hostile_files_are_refused_in_our_own_words(name: str, decoder: Im
     assert "PIL" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["a bomb by its header", "too many pixels"])
+async def test_a_picture_with_too_many_pixels_is_told_so(name: str, decoder: ImageDecoder):
+    with pytest.raises(UnreadableMedia, match=f"has too many pixels; {MAX_PIXELS} are the most"):
+        await decoder.decode(HOSTILE[name])
+
+
+async def test_a_child_has_a_bound_of_memory_whatever_the_bound_of_pixels():
+    """Black and white, 40 KB: 1.2 GiB of colours."""
+    decoder = ImageDecoder(1 << 30)
+    picture = file_of(Image.new("1", (18_000, 18_000)), "PNG")
+    with pytest.raises(UnreadableMedia, match="needs too much memory"):
+        await decoder.decode(picture)
+    decoder.close()
+
+
 CHILDREN = {
     "dies": "import os, sys; sys.stdin.buffer.read(); os.abort()",
     "claims more pixels": "print('ok 99999 99999')",

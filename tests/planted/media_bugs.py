@@ -1,0 +1,122 @@
+"""Planted bugs in what keeps images apart, bounded and counted; a part of the table in `bugs`."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug as bug
+
+MEDIA = "images"
+KEYS = "baton/kv/keys.py"
+POSITIONS = "baton/domain/media/positions.py"
+STORE = "baton/engine/media/store.py"
+GATE = "services/prefill/media_gate.py"
+CHILD = "baton/worker/media/decode_child.py"
+RECEIVER = "baton/worker/media/media_receiver.py"
+
+MEDIA_BUGS = (
+    bug(
+        MEDIA, "images of one size share pages", KEYS,
+        "row, height, width) + span.identity)", "row, height, width))",
+        "tests/unit/kv/test_media_pages.py tests/unit/kv/test_keys.py",
+    ),
+    bug(
+        MEDIA, "one row of an image is as good as another", KEYS,
+        "row = span.first_row + first - span.first", "row = first - span.first",
+        "tests/unit/kv/test_media_pages.py tests/unit/kv/test_keys.py",
+    ),
+    bug(
+        MEDIA, "a placeholder in the text takes a row", "baton/domain/media/span.py",
+        "return self._find_uncovered(prompt, at, len(prompt))", "return None",
+        "tests/unit/domain/test_request.py tests/unit/worker",
+    ),
+    bug(
+        MEDIA, "text goes on behind an image as if it had one axis", POSITIONS,
+        "return max(grid.height, grid.width) - grid.height * grid.width", "return 0",
+        "tests/unit/domain/test_positions.py",
+    ),
+    bug(
+        MEDIA, "rows and columns are exchanged", POSITIONS,
+        "axes[1].extend(base + row // grid.width for row in rows)",
+        "axes[1].extend(base + row % grid.width for row in rows)",
+        "tests/unit/domain/test_positions.py",
+    ),
+    bug(
+        MEDIA, "the processor is not a part of the identity", "baton/domain/media/identity.py",
+        'for text in (processor, detail if detail == LOW_DETAIL else ""):',
+        'for text in (detail if detail == LOW_DETAIL else "",):',
+        "tests/unit/domain/test_media_identity.py",
+    ),
+    bug(
+        MEDIA, "pinned images are evicted", STORE,
+        "if not one.pins and one.kept_until <= now}", "if one.kept_until <= now}",
+        "tests/unit/engine/media/test_store.py",
+    ),
+    bug(
+        MEDIA, "an image whose prompt is still to come is evicted", STORE,
+        "if not one.pins and one.kept_until <= now}", "if not one.pins}",
+        "tests/unit/engine/media/test_store.py",
+    ),
+    bug(
+        MEDIA, "bytes of an encoded image's inputs stay counted", STORE,
+        "        self.num_bytes -= item.num_bytes\n        item.rows, item.inputs = rows, None",
+        "        self.num_bytes -= item.row_bytes\n        item.rows, item.inputs = rows, None",
+        "tests/unit/engine/media/test_store.py",
+    ),
+    bug(
+        MEDIA, "other tenants' images are found", GATE,
+        "return ((request.salt, span.identity) for span in request.media if span.end > num_known)",
+        'return (("", span.identity) for span in request.media if span.end > num_known)',
+        "tests/unit/prefill/test_media_gate.py",
+    ),
+    bug(
+        MEDIA, "a step encodes all images that wait", GATE,
+        "if batch and num_rows + item.num_rows > self._budget_rows:", "if False:",
+        "tests/unit/prefill/test_media_gate.py",
+    ),
+    bug(
+        MEDIA, "an image of which the tower made nothing stays", GATE,
+        "            self._failed.update(dict.fromkeys(item.pins, error))\n            self.store.drop(key)",
+        "            self._failed.update(dict.fromkeys(item.pins, error))",
+        "tests/unit/prefill",
+    ),
+    bug(
+        MEDIA, "a bomb is decoded", CHILD,
+        "Image.MAX_IMAGE_PIXELS = max_pixels", "Image.MAX_IMAGE_PIXELS = None",
+        "tests/unit/worker/media/test_image_decoder.py",
+    ),
+    bug(
+        MEDIA, "the decoder's memory has no bound", CHILD,
+        "        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),\n", "",
+        "tests/unit/worker/media/test_image_decoder.py",
+    ),
+    bug(
+        MEDIA, "another file than the announced one is taken", RECEIVER,
+        "if len(data) != header.num_bytes or hasher.identity() != header.identity:",
+        "if len(data) != header.num_bytes:",
+        "tests/unit/worker/media/test_media_receiver.py",
+    ),
+    bug(
+        MEDIA, "another count than the router's is taken", RECEIVER,
+        "    _check_count(header, num_rows, grid)\n", "",
+        "tests/unit/worker/media/test_media_receiver.py",
+    ),
+    bug(
+        MEDIA, "files of all calls together are not bounded", RECEIVER,
+        "if self._open_bytes + header.num_bytes > self._limits.max_open_bytes:", "if False:",
+        "tests/unit/worker/media/test_media_receiver.py",
+    ),
+    bug(
+        MEDIA, "a photo is counted as it lies in the camera", "services/router/vision/headers/image_header.py",
+        "TURNED = frozenset({5, 6, 7, 8})", "TURNED: frozenset[int] = frozenset()",
+        "tests/unit/router/vision tests/contract/vision",
+    ),
+    bug(
+        MEDIA, "more images than the limit are read", "services/router/openai/images/parts.py",
+        "elif len(self._images) >= limits.max_images:", "elif False:",
+        "tests/unit/router/openai tests/service/dispatch/media tests/unit/router/vision",
+    ),
+    bug(
+        MEDIA, "choices that share their files count them each", "services/router/dispatch/media/budget.py",
+        "if key not in self._num_holders)", ")",
+        "tests/service/dispatch/media tests/unit/router/dispatch/media",
+    ),
+)  # fmt: skip
