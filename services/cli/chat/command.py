@@ -18,7 +18,8 @@ from cyclopts import Parameter
 
 from baton.services.cli.chat.answer import AnswerFailed, ChatAnswer
 from baton.services.cli.chat.client import ChatClient
-from baton.services.cli.chat.conversation import ChatCommands, ChatHistory, set_field
+from baton.services.cli.chat.conversation import ChatCommands, ChatHistory, CommandOutcome, Content, set_field
+from baton.services.cli.chat.image_file import read_image_part
 from baton.services.cli.chat.terminal import ChatOutput, complete_commands, open_terminal, read_line
 from baton.services.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from baton.services.cli.settings import COMMANDS, ChatSettings
@@ -116,13 +117,19 @@ class _ChatHandler:
             self._terminal.note(outcome.text)
             if outcome.leave:
                 break
-            if outcome.retry is not None:
-                self._ask(outcome.retry)
-            if outcome.save is not None:
-                self._save(Path(outcome.save))
-            if outcome.list_models:
-                self._list_models()
+            if not self._perform(outcome) and not interactive:
+                return EXIT_FAILED  # the next line asks about an image that is not there
         return 0 if interactive else self._code
+
+    def _perform(self, outcome: CommandOutcome) -> bool:
+        """Does what a command asks for. False if an image could not be attached."""
+        if outcome.retry is not None:
+            self._ask(outcome.retry)
+        if outcome.save is not None:
+            self._save(Path(outcome.save))
+        if outcome.list_models:
+            self._list_models()
+        return outcome.image is None or self._attach(Path(outcome.image))
 
     def _lines(self, interactive: bool) -> Iterator[str]:
         interrupted = False
@@ -141,7 +148,7 @@ class _ChatHandler:
             if line.strip():
                 yield line.strip()
 
-    def _ask(self, question: str) -> None:
+    def _ask(self, question: Content) -> None:
         """Shows the answer. A stopped one stays in the conversation as far as it came."""
         self._history.ask(question)
         answer = ChatAnswer(time.monotonic())
@@ -151,7 +158,7 @@ class _ChatHandler:
             self._code = EXIT_INTERRUPTED
             self._terminal.end("stopped" + (f" - {stats}" if (stats := answer.stats()) else ""))
         except AnswerFailed as error:
-            if _NO_TEMPLATE in str(error) and self._path == _CHAT:
+            if _NO_TEMPLATE in str(error) and self._path == _CHAT and self._history.is_text:
                 self._terminal.note("the model has no chat template: it continues each line, without the conversation")
                 self._path = _COMPLETIONS
                 self._history.undo()
@@ -166,8 +173,9 @@ class _ChatHandler:
         self._history.answer(answer.content, answer.tool_calls)
 
     async def _show(self, answer: ChatAnswer) -> None:
-        body = self._history.body() if self._path == _CHAT else self._history.completion_body()
-        async with contextlib.aclosing(self._client.stream(self._path, body)) as events:
+        path = self._path if self._history.is_text else _CHAT  # a completion has no images
+        body = self._history.body() if path == _CHAT else self._history.completion_body()
+        async with contextlib.aclosing(self._client.stream(path, body)) as events:
             async for event in events:
                 answer.num_resumed += event.resumed
                 pieces = list(answer.add(event.data, time.monotonic()))
@@ -182,6 +190,15 @@ class _ChatHandler:
             self._terminal.note("\n".join(self._runner.run(self._client.models())))
         except AnswerFailed as error:
             self._terminal.problem(str(error))
+
+    def _attach(self, file: Path) -> bool:
+        try:
+            self._history.attach(read_image_part(file))
+        except ValueError as error:
+            self._terminal.problem(str(error))
+            return False
+        self._terminal.note(f"{file.name} goes with the next question")
+        return True
 
     def _save(self, file: Path) -> None:
         try:

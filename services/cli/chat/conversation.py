@@ -13,7 +13,11 @@ from typing import Any
 OWN_FIELDS = frozenset({"messages", "prompt", "model", "stream", "stream_options", "n"})
 """Request fields that a conversation sets itself."""
 
+Content = str | list[dict[str, Any]]
+"""Of a message: text, or parts if there are images."""
+
 HELP = """\
+/image FILE      show an image (PNG, JPEG, WebP) with the next question; again for more of them
 /system TEXT     set the system prompt; without TEXT remove it
 /model NAME      change the model; /models lists them
 /set NAME VALUE  set a request field, such as /set temperature 0.2; without VALUE remove it
@@ -34,11 +38,19 @@ class ChatHistory:
         self.system = system
         self.fields = dict(fields)
         self.messages: list[dict[str, Any]] = []
+        self.images: list[dict[str, Any]] = []
         self.raw = False
 
-    def ask(self, text: str) -> None:
-        """Appends the user's message."""
-        self.messages.append({"role": "user", "content": text})
+    def attach(self, image: dict[str, Any]) -> None:
+        """Shows an image, a part of a message, with the next question."""
+        self.images.append(image)
+
+    def ask(self, content: Content) -> None:
+        """Appends the user's message. Text takes the attached images with it."""
+        if isinstance(content, str) and self.images:
+            content = [*self.images, {"type": "text", "text": content}]
+            self.images = []
+        self.messages.append({"role": "user", "content": content})
 
     def answer(self, content: str, tool_calls: list[dict[str, Any]]) -> None:
         """Appends the assistant's message, complete or not. One without content is forgotten with its question."""
@@ -48,13 +60,19 @@ class ChatHistory:
         message: dict[str, Any] = {"role": "assistant", "content": content or None}
         self.messages.append(message | ({"tool_calls": tool_calls} if tool_calls else {}))
 
-    def undo(self) -> str | None:
+    def undo(self) -> Content | None:
         """Forgets the last question and what follows it. Returns the question; None if there is none."""
         while self.messages:
             message = self.messages.pop()
             if message["role"] == "user":
-                return str(message["content"])
+                content: Content = message["content"]
+                return content
         return None
+
+    @property
+    def is_text(self) -> bool:
+        """True if the last message has no image."""
+        return isinstance(self.messages[-1]["content"], str)
 
     def body(self) -> dict[str, Any]:
         """The body of the next request."""
@@ -78,12 +96,16 @@ class ChatHistory:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """What a command asks of the terminal. `retry`: ask this text again. `save`: write the conversation there."""
+    """What a command asks of the terminal. `retry`: ask this again. `save`: write the conversation there.
+
+    `image`: attach this file.
+    """
 
     text: str = ""
     leave: bool = False
-    retry: str | None = None
+    retry: Content | None = None
     save: str | None = None
+    image: str | None = None
     list_models: bool = False
 
 
@@ -99,6 +121,7 @@ class ChatCommands:
             "help": lambda _: CommandOutcome(HELP),
             "exit": lambda _: CommandOutcome(leave=True),
             "quit": lambda _: CommandOutcome(leave=True),
+            "image": lambda file: CommandOutcome(image=file) if file else CommandOutcome("/image needs a file's name"),
             "models": lambda _: CommandOutcome(list_models=True),
             "system": self._system,
             "model": self._model,
@@ -150,14 +173,15 @@ class ChatCommands:
         return CommandOutcome("\n".join(lines + [f"{name} {json.dumps(v)}" for name, v in history.fields.items()]))
 
     def _retry(self, _: str) -> CommandOutcome:
-        text = self.history.undo()
-        return CommandOutcome("there is nothing to ask again") if text is None else CommandOutcome(retry=text)
+        asked = self.history.undo()
+        return CommandOutcome("there is nothing to ask again") if asked is None else CommandOutcome(retry=asked)
 
     def _undo(self, _: str) -> CommandOutcome:
         return CommandOutcome("nothing to forget" if self.history.undo() is None else "forgotten")
 
     def _reset(self, _: str) -> CommandOutcome:
         self.history.messages.clear()
+        self.history.images.clear()
         return CommandOutcome("the conversation starts anew")
 
     def _raw(self, _: str) -> CommandOutcome:

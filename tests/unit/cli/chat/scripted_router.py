@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 ID = "chatcmpl-1"
 
@@ -25,9 +27,10 @@ class Act:
 
 @dataclass
 class ScriptedRouter:
-    """What was asked, as (method, path, last-event-id)."""
+    """What was asked, as (method, path, last-event-id), and the bodies of questions."""
 
     url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
 
 
@@ -47,7 +50,7 @@ class ScriptHandler(BaseHTTPRequestHandler):
             self._perform("GET")
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.router.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self._perform("POST")
 
     def _perform(self, method: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from baton.services.cli.main import run
 from baton.services.cli.settings import COMMANDS
@@ -97,6 +100,59 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def save_picture(folder: Path) -> Path:
+    file = folder / "my picture.png"
+    Image.new("RGB", (4, 4), "red").save(file)
+    return file
+
+
+def test_an_image_goes_with_the_next_question(monkeypatch, capsys, tmp_path):
+    file = save_picture(tmp_path)
+    pipe(monkeypatch, f"/image {file}\nWhat is it?\nSure?\n")
+    with scripted_router(says("Red."), says("Yes.")) as router:
+        assert run(["chat", "--router", router.url]) == 0
+    assert capsys.readouterr().out == "Red.\nYes.\n"
+    image, text = router.bodies[0]["messages"][0]["content"]
+    kind, _, data = image["image_url"]["url"].partition(",")
+    assert (image["type"], kind) == ("image_url", "data:image/png;base64")
+    assert base64.b64decode(data) == file.read_bytes()
+    assert text == {"type": "text", "text": "What is it?"}
+    assert [message["content"] for message in router.bodies[1]["messages"][1:]] == ["Red.", "Sure?"]
+
+
+def test_a_pipe_does_not_ask_about_an_image_that_is_not_there(monkeypatch, capsys, tmp_path):
+    pipe(monkeypatch, f"/image {tmp_path}/none.png\nWhat is it?\n")
+    with scripted_router() as router:
+        assert run(["chat", "--router", router.url]) == 1
+    assert "none.png: No such file or directory" in capsys.readouterr().err
+    assert router.asked == []
+
+
+def test_a_terminal_says_what_is_wrong_with_an_image_and_goes_on(monkeypatch, capsys, tmp_path):
+    text = tmp_path / "note.png"
+    text.write_text("no picture")
+    lines = iter([f"/image {text}", f"/image {save_picture(tmp_path)}", "What is it?"])
+    monkeypatch.setattr("baton.services.cli.chat.command.read_line", lambda interactive: next(lines, None))
+    monkeypatch.setattr("sys.stdin", Terminal())
+    refused = Act(status=400, body=b'{"error": {"message": "this model takes no images"}}')
+    with scripted_router(refused) as router:
+        assert run(["chat", "--router", router.url]) == 0
+    told = capsys.readouterr().err
+    assert "note.png is no image that is accepted: send PNG, JPEG or WebP" in told
+    assert "my picture.png goes with the next question" in told
+    assert "HTTP 400: this model takes no images." in told
+    assert len(router.bodies[0]["messages"][0]["content"]) == 2
+
+
+def test_a_model_without_a_template_is_not_shown_an_image_as_text(monkeypatch, capsys, tmp_path):
+    pipe(monkeypatch, f"one\n/image {save_picture(tmp_path)}\ntwo\n")
+    refused = Act(status=400, body=b'{"error": {"message": "this model has no chat template"}}')
+    with scripted_router(refused, says("1"), refused) as router:
+        assert run(["chat", "--router", router.url]) == 1
+    assert [asked[1] for asked in router.asked] == ["/v1/chat/completions", "/v1/completions", "/v1/chat/completions"]
+    assert "no chat template" in capsys.readouterr().err
 
 
 @pytest.fixture

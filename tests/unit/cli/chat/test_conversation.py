@@ -93,3 +93,35 @@ def test_a_field_is_json_or_text():
     for name, value in (("a", "1"), ("b", "{}"), ("c", "hello {")):
         set_field(fields, name, value)
     assert fields == {"a": 1, "b": {}, "c": "hello {"}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def test_images_go_with_the_next_question_only():
+    history = conversation()
+    commands = ChatCommands(history)
+    assert commands.run("/image two words.png").image == "two words.png"
+    assert "needs a file" in commands.run("/image").text
+    history.attach(IMAGE)
+    history.attach(IMAGE)
+    history.ask("what?")
+    history.answer("a circle", [])
+    history.ask("and now?")
+    shown = [IMAGE, IMAGE, {"type": "text", "text": "what?"}]
+    assert [message["content"] for message in history.body()["messages"]] == [shown, "a circle", "and now?"]
+    assert history.is_text
+    history.undo()
+    retried = commands.run("/retry").retry
+    assert retried == shown
+    history.ask(retried)
+    assert history.messages == [{"role": "user", "content": shown}]
+    assert not history.is_text
+
+
+def test_a_reset_forgets_images():
+    history = conversation()
+    history.attach(IMAGE)
+    ChatCommands(history).run("/reset")
+    history.ask("what?")
+    assert history.messages[0]["content"] == "what?"
