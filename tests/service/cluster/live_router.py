@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx2
 
+from baton.domain.worker import IMAGE, TEXT
 from baton.services.router.app import listen, run
 from baton.services.router.settings import RouterSettings
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from tests.mock_workers import MODEL, MockCluster, MockDecode, MockPrefill
@@ -107,16 +109,21 @@ def bearer(key: str | None) -> dict[str, str]:
 
 @asynccontextmanager
 async def live_router(
-    *, text: TextModel | None = None, keys_file: Path | None = None, num_decode: int = 2, **fields: Any
-) -> AsyncIterator[LiveRouter]:
+    *, text: TextModel | None = None, images: ImageModel | None = None, keys_file: Path | None = None,
+    num_decode: int = 2, **fields: Any,
+) -> AsyncIterator[LiveRouter]:  # fmt: skip
+    """`images`: of the model; the workers serve them."""
     text = text or bundled()
     store = MemoryStore(StoreOptions(worker_ttl_s=600.0, heartbeat_s=0.05))
     decodes = [MockDecode(f"decode-{n}") for n in range(num_decode)]
     mock = MockCluster(store, [MockPrefill("prefill-0")], decodes, text_digest=text.digest)
+    if images is not None:
+        for worker in mock.workers:
+            worker.modalities, worker.processor = (TEXT, IMAGE), images.processor
     settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, api_keys_file=keys_file, **fields)
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
     await mock.start()
-    serving = asyncio.create_task(run(settings, text, store, sock, stop))
+    serving = asyncio.create_task(run(settings, text, store, sock, stop, images=images))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=False) as client:

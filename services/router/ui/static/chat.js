@@ -2,6 +2,7 @@
 import { apiKey, auth, errorOf, readEvents, url } from "./client.js";
 import { act } from "./demo.js";
 import { duration, tag } from "./format.js";
+import { AddButton, pasteInto, Pictures, useDrop, useImages, useSees } from "./images.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { useTrace } from "./requests.js";
 
@@ -22,9 +23,20 @@ export function bodyOf(params, turns, model) {
     try { value = JSON.parse(params[name]); } catch (error) { throw new Error(`${name}: ${error.message}`); }
     Object.assign(body, name === "tools" ? { tools: value } : value);
   }
-  if (params.mode === "completion") return { ...body, prompt: turns[turns.length - 1].text };
-  const said = turns.filter((turn) => turn.text && !turn.error).map((turn) => ({ role: turn.role, content: turn.text }));
+  if (params.mode === "completion") {
+    if (turns[turns.length - 1].images?.length) throw new Error("completions take no images: set the endpoint to chat completions");
+    return { ...body, prompt: turns[turns.length - 1].text };
+  }
+  // A question that was refused is not asked again with the next one.
+  const told = turns.filter((turn, index) => (turn.text || turn.images?.length) && !turn.error && !turns[index + 1]?.error);
+  const said = told.map((turn) => ({ role: turn.role, content: contentOf(turn) }));
   return { ...body, messages: [...(params.system ? [{ role: "system", content: params.system }] : []), ...said] };
+}
+
+function contentOf({ text, images }) {
+  if (!images?.length) return text;
+  const shown = images.map((image) => ({ type: "image_url", image_url: { url: image.url } }));
+  return text.trim() ? [...shown, { type: "text", text }] : shown;
 }
 
 const pathOf = (params) => (params.mode === "completion" ? "v1/completions" : "v1/chat/completions");
@@ -116,10 +128,14 @@ function Params({ params, set, model }) {
   </aside>`;
 }
 
-export function Chat({ model, demo }) {
+export function Chat({ model, demo, pulse }) {
   const [params, setParams] = useState(DEFAULTS);
   const [turns, setTurns] = useState([]);
   const [text, setText] = useState("");
+  const [sees, askAgain] = useSees(pulse);
+  const { images, problem, add, remove, clear } = useImages();
+  const { over, handlers } = useDrop(sees, add);
+  const isEmpty = !text.trim() && !images.length;
   const aborter = useRef(null);
   const running = turns.some((turn) => turn.open);
   const set = (change) => setParams((before) => ({ ...before, ...change }));
@@ -133,8 +149,8 @@ export function Chat({ model, demo }) {
 
   const send = async (event) => {
     event.preventDefault();
-    if (running || !text.trim()) return;
-    const asked = [...turns, { role: "user", text }];
+    if (running || isEmpty) return;
+    const asked = [...turns, { role: "user", text, images }];
     const empty = { role: "assistant", text: "", reasoning: "", calls: [], raw: "", curl: "", id: "", open: true };
     let body;
     try { body = bodyOf(params, asked, model); } catch (error) {
@@ -142,6 +158,7 @@ export function Chat({ model, demo }) {
       return;
     }
     setText("");
+    clear();
     setTurns([...asked, { ...empty, curl: curlOf(body, pathOf(params)) }]);
     const abort = (aborter.current = new AbortController());
     try {
@@ -165,16 +182,19 @@ export function Chat({ model, demo }) {
     else if (event.key === "Escape" && running) { event.stopPropagation(); stop(); }
   };
   return html`<main><h2 class="sr">Chat</h2><div class="chat">
-    <section class="talk" aria-label="Conversation">
+    <section class=${over ? "talk over" : "talk"} aria-label="Conversation" ...${handlers}>
       <div class="said" role="log" aria-label="Messages">${turns.map((turn, index) => (turn.role === "user"
-        ? html`<div key=${index} class="bubble user">${turn.text}</div>`
+        ? html`<div key=${index} class="bubble user"><${Pictures} images=${turn.images} />${turn.text}</div>`
         : html`<${Answer} key=${index} answer=${turn} demo=${demo} number=${(index + 1) / 2} />`))}
         ${!turns.length && html`<p class="mut empty">Ask something. The Live view shows where the answer is computed.</p>`}</div>
       <form class="panel compose" onSubmit=${send} aria-label="Message">
         <label class="sr" for="message">Message</label>
-        <textarea id="message" rows="3" placeholder="Message (Enter sends, Shift+Enter breaks the line)" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
+        <textarea id="message" rows="3" placeholder="Message (Enter sends, Shift+Enter breaks the line)" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} onFocus=${askAgain} onPaste=${sees ? pasteInto(add) : null}></textarea>
+        <${Pictures} images=${images} remove=${remove} />
+        ${problem && html`<p class="bad" role="alert">${problem}</p>`}
         <div class="acts">
-          ${running ? html`<button type="button" class="danger" onClick=${stop}>Stop</button>` : html`<button class="primary" disabled=${!text.trim()}>Send</button>`}
+          ${running ? html`<button type="button" class="danger" onClick=${stop}>Stop</button>` : html`<button class="primary" disabled=${isEmpty}>Send</button>`}
+          ${sees && html`<${AddButton} add=${add} />`}
           <button type="button" onClick=${() => { stop(); setTurns([]); }} disabled=${!turns.length || running}>Clear</button>
           <span class="sp"></span><span class="mut">${running ? "streaming" : ""}</span>
         </div>
