@@ -38,6 +38,7 @@ class SealedKind(enum.Enum):
     SEQUENCE = "sequence"
     FINGERPRINT = "fingerprint"
     JOURNAL = "journal"
+    MEDIA = "media"
 
 
 class SealFault(enum.Enum):
@@ -79,8 +80,13 @@ class StoreSeal:
         """True if this process has a secret."""
         return self._sealing_key_id is not None
 
+    @property
+    def overhead(self) -> int:
+        """Bytes by which a blob is longer than its payload."""
+        return _CIPHERTEXT_AT + _TAG_BYTES if self.active else len(CLEAR)
+
     def seal(self, kind: SealedKind, id: str, payload: bytes) -> bytes:
-        """The blob of `payload`, for the call or sequence `id`."""
+        """The blob of `payload`, for the call, sequence or file `id`."""
         key_id = self._sealing_key_id
         if key_id is None:
             return CLEAR + payload

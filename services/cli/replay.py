@@ -25,16 +25,21 @@ from baton.services.router.app import RunningBackend, open_backend
 from baton.services.router.generation import SequenceSpec
 from baton.services.router.limits import DEFAULT_CONTEXT_TOKENS
 from baton.services.router.openai.fields import parse_object
+from baton.services.router.openai.images.parts import checked_images
 from baton.services.router.openai.prompts import has_images
 from baton.services.router.openai.request_parser import RequestParser
+from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestValidator
 from baton.services.router.settings import RouterSettings
+from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import raw_request_of
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel, read_image_model
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.model_source import ModelFiles, resolve_model
 from baton.settings.trust import read_trust
 from baton.store.connect import connect
+from baton.store.media.redis_media_file_store import connect_media
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, SequenceRecord, StateStore, WorkerRegistry
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
@@ -77,10 +82,12 @@ def replay(
 
 
 async def _replay(id: RequestId, settings: ReplaySettings) -> int:
-    text = TextModel.load(resolve_model(settings.model, ModelFiles.TEXT))
+    directory = resolve_model(settings.model, ModelFiles.TEXT)
+    text = TextModel.load(directory)
+    images = read_image_model(directory, text.added_token)
     store = await connect(settings.redis_url, trust=read_trust(settings))
     try:
-        sequences = await replay_call(id, store, text, settings)
+        sequences = await replay_call(id, store, text, settings, images)
     finally:
         await store.close()
     for choice, sequence in enumerate(sequences):
@@ -89,9 +96,9 @@ async def _replay(id: RequestId, settings: ReplaySettings) -> int:
 
 
 async def replay_call(
-    id: RequestId, store: StateStore, text: TextModel, settings: ReplaySettings
+    id: RequestId, store: StateStore, text: TextModel, settings: ReplaySettings, images: ImageModel | None = None
 ) -> list[ReplayedSequence]:
-    """Computes the sequences of a call again, one after another.
+    """Computes the sequences of a call again, one after another. `images`: of the model; None for one of text.
 
     Raises `NotReplayable`, `Interrupted` and `Refused`.
     """
@@ -106,7 +113,8 @@ async def replay_call(
     record = next(filter(None, [await store.get(sequence_id) for sequence_id in call.sequence_ids]), None)
     if record is None or not any(stored):
         raise NotReplayable(f"the state store has no tokens of call {id}: none was computed, or they have expired.")
-    specs = await _parse(call, record, text, settings)
+    images = checked_images(images or ImageModel(), text)
+    specs = await _parse(call, record, text, settings, images)
     registry = ChosenWorkers(store, settings.prefill, settings.decode)
     async with open_backend(_router_settings(settings), registry, text.digest) as backend:
         await _wait_until_ready(backend, record.fingerprint, settings.wait_s)
@@ -133,16 +141,18 @@ class ChosenWorkers(MemoryStore):
 
 
 async def _parse(
-    call: CallRecord, record: SequenceRecord, text: TextModel, settings: ReplaySettings
+    call: CallRecord, record: SequenceRecord, text: TextModel, settings: ReplaySettings, images: ImageModel
 ) -> list[SequenceSpec]:
     max_model_len = text.max_position_tokens or DEFAULT_CONTEXT_TOKENS
     body = parse_object(call.body)
     messages = body.get("messages")
-    if isinstance(messages, list) and any(has_images(message.get("content")) for message in messages):
-        raise NotReplayable(f"call {call.id} has images, and the state store keeps no files of images.")
+    shows_images = isinstance(messages, list) and any(has_images(message.get("content")) for message in messages)
+    if shows_images and images.rules is None:
+        raise NotReplayable(f"call {call.id} has images, and this model is served without. {images.reason}".strip())
     names = [name for name in (body.get("model"),) if isinstance(name, str)]
-    validator = RequestValidator(text, record.model, max_model_len, settings.wait_s, names)
+    validator = RequestValidator(text, record.model, max_model_len, settings.wait_s, names, images)
     parsed = await RequestParser(validator, text, "replay").parse(raw_request_of(call))
+    request = await _with_files(parsed.request, settings)
     attempt_salt = uuid.uuid4().hex
     return [
         replace(
@@ -151,8 +161,24 @@ async def _parse(
             salt=f"{sequence.salt}{attempt_salt}" if settings.fresh else sequence.salt,
             fingerprint=record.fingerprint,
         )
-        for choice, sequence in enumerate(parsed.request.sequences)
+        for choice, sequence in enumerate(request.sequences)
     ]
+
+
+async def _with_files(request: ValidRequest, settings: ReplaySettings) -> ValidRequest:
+    """The request with the files of its images, from the state store. Raises `NotReplayable` if some are missing."""
+    if not request.files:
+        return request
+    media = CallMedia(connect_media(settings.redis_url, trust=read_trust(settings)))
+    try:
+        restored = await media.restored(request)
+    finally:
+        await media.close()
+    if any(file.data is None for file in restored.files):
+        raise NotReplayable(
+            f"the state store has not all images of call {request.id}: it was not durable, or they have expired."
+        )
+    return restored
 
 
 def _router_settings(settings: ReplaySettings) -> RouterSettings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from baton import __version__
 from baton.domain.ids import OwnerId, new_incarnation
+from baton.domain.trust import ClusterTrust
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.shutdown import shutdown_event
 from baton.services.router.admin import make_admin_app
@@ -38,9 +39,17 @@ from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.http_protocol import BoundedHttpProtocol
 from baton.services.router.frontend import Frontend, StoreAccess, build_frontend
-from baton.services.router.limits import api_limits, dispatch_limits, store_options, worker_limits
+from baton.services.router.limits import (
+    api_limits,
+    dispatch_limits,
+    store_options,
+    stored_media_bytes,
+    worker_limits,
+)
 from baton.services.router.routes import make_app
 from baton.services.router.settings import RouterSettings
+from baton.services.router.store_health import StoreHealth
+from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.ui.bundle import page_bundle
@@ -51,6 +60,7 @@ from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
 from baton.store.connect import connect
 from baton.store.durability import DurabilityWatcher
+from baton.store.media.redis_media_file_store import connect_media
 from baton.store.ownership import OwnerLease
 from baton.store.private_store import PrivateStore
 from baton.store.store import StateStore
@@ -59,7 +69,6 @@ from baton.store.tenants.redis_tenant_store import connect_tenants
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
 
 if TYPE_CHECKING:
@@ -70,30 +79,6 @@ SHUTDOWN_GRACE_S = 1
 """Longest wait for connections to close after their requests."""
 
 log = get_logger(__name__)
-
-
-class StoreHealth:
-    """`baton_degraded{component="redis"}`: 1 while any reporter finds the store unavailable."""
-
-    def __init__(self) -> None:
-        self._failing: set[str] = set()
-        self._show()
-
-    def reporter(self, name: str) -> Callable[[bool], None]:
-        """A callback for component `name`; its argument is True while the store is unavailable."""
-
-        def report(degraded: bool) -> None:
-            (self._failing.add if degraded else self._failing.discard)(name)
-            self._show()
-
-        return report
-
-    def away(self) -> tuple[str, ...]:
-        """("redis",) while it is unavailable."""
-        return ("redis",) if self._failing else ()
-
-    def _show(self) -> None:
-        DEGRADED.labels("redis").set(bool(self._failing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +99,7 @@ class RunningBackend:
         """The store has lost what it had: writes it again, and reads again what the store keeps."""
         self.store_access.losses.note()
         self.writer.put_again()
+        self.store_access.media.put_again()
         self.durability.recheck()
 
     def readiness(self) -> tuple[bool, str]:
@@ -223,9 +209,7 @@ async def open_backend(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         if settings.otlp_endpoint is not None:
-            spans = _span_sink(settings.otlp_endpoint, settings.otlp_sample_ratio)
-            stack.push_async_callback(asyncio.to_thread, spans.close)
-            traces.add_sink(spans)
+            traces.add_sink(_open_spans(settings.otlp_endpoint, settings.otlp_sample_ratio, stack))
         store = PrivateStore(store, store_options(settings))
         owner, supersede_listener = owner_id(settings.router_id), SupersedeListener()
         durability = await stack.enter_async_context(DurabilityWatcher(store))
@@ -245,6 +229,7 @@ async def open_backend(
         identity = RouterIdentity(settings.router_id, settings.public_model_name)
         tenant_store, dispatch = connect_tenants(settings.redis_url, store_options(settings)), dispatch_limits(settings)
         stack.push_async_callback(tenant_store.close)
+        media = await stack.enter_async_context(_open_media(settings, trust))
         rates = RateLimiter(tenant_store, dispatch.tenants, pseudonyms(trust))
         dispatcher = TokenDispatcher(workers, aborts, writer, identity, dispatch, rates)
         service_sync = ServiceSync(tenant_store, owner, dispatcher.admission_queue, rates)
@@ -258,7 +243,7 @@ async def open_backend(
             workers.start(),
             writer,
             durability,
-            StoreAccess(store, writer, owner, supersede_listener, lambda: durability.level),
+            StoreAccess(store, writer, owner, supersede_listener, lambda: durability.level, media=media),
             health,
         )
 
@@ -293,14 +278,27 @@ async def open_frontend(
         yield RunningFrontend(frontend, ownership)
 
 
-def _span_sink(endpoint: str, sample_ratio: float) -> SpanSink:
-    """Raises `SettingsError` if the extra is not installed."""
+@asynccontextmanager
+async def _open_media(settings: RouterSettings, trust: ClusterTrust) -> AsyncIterator[CallMedia]:
+    """Files of images in the store."""
+    store = connect_media(settings.redis_url, store_options(settings), trust, stored_media_bytes(settings))
+    media = CallMedia(store)
+    try:
+        yield media
+    finally:
+        await media.close()
+
+
+def _open_spans(endpoint: str, sample_ratio: float, stack: AsyncExitStack) -> SpanSink:
+    """A sink that `stack` closes. Raises `SettingsError` if the extra is not installed."""
     try:
         from baton.telemetry import spans
     except ImportError as error:
         hint = "Install it: pip install 'baton-serve[otel]'."
         raise SettingsError("otlp_endpoint", why=f"{error.name} is not installed", hint=hint) from None
-    return spans.SpanSink(spans.otlp_exporter(endpoint), sample_ratio)
+    sink = spans.SpanSink(spans.otlp_exporter(endpoint), sample_ratio)
+    stack.push_async_callback(asyncio.to_thread, sink.close)
+    return sink
 
 
 def listen(host: str, port: int) -> socket.socket:

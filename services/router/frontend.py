@@ -17,12 +17,14 @@ from baton.services.router.openai.validation import RequestValidator
 from baton.services.router.respond import ResponseContext
 from baton.services.router.resume import Resumer
 from baton.services.router.streaming.unread_buffer import UnreadBudget
+from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import CallOwnership
 from baton.services.router.takeover.loss_watcher import LossWatcher
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.takeover.takeover import TakeoverContext, Takeovers
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import ImageModel
+from baton.store.media.memory_media_file_store import MemoryMediaFileStore
 from baton.store.options import StoreOptions
 from baton.store.ownership import patience_s
 from baton.store.store import Durability, StateStore
@@ -60,7 +62,7 @@ class ApiLimits:
 class StoreAccess:
     """Access to the state store: reading, writing, and the identity of this router.
 
-    `durability`: of what the store acknowledges now.
+    `durability`: of what the store acknowledges now. `media`: files of images.
     """
 
     store: StateStore
@@ -70,6 +72,7 @@ class StoreAccess:
     durability: Callable[[], Durability] = lambda: Durability.NONE
     owner_ttl_s: float = StoreOptions().owner_ttl_s
     losses: LossWatcher = field(default_factory=lambda: LossWatcher(patience_s(StoreOptions().owner_ttl_s)))
+    media: CallMedia = field(default_factory=lambda: CallMedia(MemoryMediaFileStore()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,9 @@ def build_frontend(
         text, limits.model_name, limits.max_model_len, limits.request_deadline_s, limits.other_model_names, images
     )
     parser = RequestParser(validator, text, FINGERPRINT)
-    call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability, text.digest)
+    call_ownership = CallOwnership(
+        store_access.writer, store_access.owner, store_access.durability, text.digest, store_access.media
+    )
     takeovers = _build_takeovers(text, parser, dispatcher, call_ownership, store_access)
     unread = UnreadBudget()
 
@@ -146,6 +151,7 @@ def build_frontend(
         may_return,
         dispatcher,
         store_access.owner,
+        store_access.media,
     )
     response_context = ResponseContext(
         dispatcher,
@@ -188,5 +194,6 @@ def _build_takeovers(
             call_ownership,
             store_access.supersede_listener,
             patience_s(store_access.owner_ttl_s),
+            store_access.media,
         )
     )

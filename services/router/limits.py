@@ -30,6 +30,11 @@ def store_options(settings: RouterSettings) -> StoreOptions:
     )
 
 
+def stored_media_bytes(settings: RouterSettings) -> int:
+    """Most bytes of images in the store, of all routers together."""
+    return settings.max_stored_media_mib * MIB
+
+
 def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
     """The settings of the HTTP side."""
     return ApiLimits(

@@ -28,6 +28,7 @@ from baton.services.router.streaming.prompt_scoring import PromptScoring
 from baton.services.router.streaming.sse_stream import SseStream, num_tail_events
 from baton.services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
 from baton.services.router.streaming.unread_buffer import UnreadBudget
+from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import raw_request_of
 from baton.services.router.takeover.journal_reader import JournalReader
 from baton.services.router.takeover.status import RequestStatus, request_status
@@ -61,6 +62,7 @@ class Resumer:
     may_return: Callable[[RequestId], Awaitable[bool]]
     dispatcher: Dispatcher
     owner: OwnerId
+    media: CallMedia
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
@@ -88,7 +90,8 @@ class Resumer:
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
         parsed = await self.parser.parse(raw_request_of(record))
-        durability = Durability.NONE if record.private or parsed.request.has_files else self.durability()
+        kept = not record.private and (not parsed.request.files or await self.media.holds(parsed.request))
+        durability = self.durability() if kept else Durability.NONE
         after = _checked(after, parsed.request)
         if after.num_tail >= num_tail_events(parsed.request.stream_options):
             return Response(status_code=204, headers=response_headers(parsed.request, durability))

@@ -140,6 +140,10 @@ class RouterSettings(ServiceSettings):
     max_media_mib: Count = 256
     """Memory of the images of all requests that are not finished; beyond it a request with images gets a 429."""
 
+    max_stored_media_mib: Count = 256
+    """Memory of the state store for images of calls, of all routers together, for an hour each or twice
+    `request_deadline_s`; a call beyond it is not durable."""
+
     request_log: RequestLog = RequestLog.ALL
     """Requests that get a log line at their end: all, notable (failed, replayed, preempted, slow) or off."""
 

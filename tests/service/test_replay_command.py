@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from baton.domain.errors import NoWorkers
 from baton.domain.ids import AttemptId, RequestId
@@ -17,6 +18,7 @@ from baton.store.options import StoreOptions
 from baton.store.store import CallStatus
 from tests.contract.stores import journal_entry
 from tests.mock_workers import MODEL
+from tests.redis_server import running_redis
 from tests.service.takeover.router_cluster import CHAT, COMPLETIONS, PROMPTS, RouterCluster, router_cluster, text_model
 from tests.unit.router.vision.pictures import coloured, data_url
 from tests.unit.router.vision.vision_models import load_vision_model, save_vision_model
@@ -85,14 +87,22 @@ async def test_unknown_calls_and_lost_journals_are_refused(tmp_path: Path) -> No
             await replay_call(id, lost, text, SETTINGS)
 
 
-async def test_a_call_with_images_is_refused(tmp_path: Path) -> None:
+async def test_a_call_with_images_is_computed_again_from_its_files(tmp_path: Path) -> None:
     save_vision_model(tmp_path)
     model = load_vision_model(tmp_path)
-    async with router_cluster(tmp_path, num_routers=1, model=model) as w:
-        parts = [{"type": "image_url", "image_url": {"url": data_url(coloured("red"))}}]
-        id = await answered(w, CHAT, messages=[{"role": "user", "content": parts}], max_tokens=2)
-        with pytest.raises(NotReplayable, match="has images"):
-            await replay_call(id, w.store, model[0], SETTINGS)
+    parts = [{"type": "image_url", "image_url": {"url": data_url(coloured("red"))}}]
+    with running_redis() as server:
+        async with router_cluster(tmp_path, num_routers=1, model=model, redis_url=server.url) as w:
+            id = await answered(w, CHAT, messages=[{"role": "user", "content": parts}], max_tokens=2)
+            settings = replace_settings(redis_url=server.url, fresh=True)
+            [sequence] = await replay_call(id, w.store, model[0], settings, model[1])
+            assert (len(sequence.stored), sequence.difference) == (2, None)
+            assert len(w.cluster.prefills[0].media.headers) == 2, "under another salt it is sent again"
+            with pytest.raises(NotReplayable, match="served without"):
+                await replay_call(id, w.store, model[0], settings)
+            Redis.from_url(server.url).flushall()
+            with pytest.raises(NotReplayable, match="not all images"):
+                await replay_call(id, w.store, model[0], settings, model[1])
 
 
 async def test_only_chosen_workers_compute(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@
     <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival, the current one last
     <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
     <prefix>rate:*, <prefix>service    see `baton.store.tenants.redis_tenant_store`
+    <prefix>media:*, <prefix>media-*   see `baton.store.media.redis_media_file_store`
     <prefix>changes                    channel ids of workers that joined, left or changed their status
 
 Calls, sequences and journals are sealed but for the fields that scripts need (`record_codec`, `journal_codec`).

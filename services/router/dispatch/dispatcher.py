@@ -153,7 +153,7 @@ class TokenDispatcher:
             fitted = self._fit_to_workers(sequence, is_takeover)
             num_tokens = len(sequence.prompt_tokens)
             spec = SlotSpec(sequence.tenant, num_tokens, fitted.stop.max_tokens, sequence.priority)
-            self._media_budget.hold(sequence.files)
+            self._media_budget.hold(sequence.files, force=is_takeover)
             try:
                 slot = self._admission.queue.admit(spec, now, sequence.deadline_s, force=is_takeover)
             except BaseException:

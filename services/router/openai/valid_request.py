@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.ids import RequestId
-from baton.services.router.generation import SequenceSpec
+from baton.services.router.generation import MediaFile, SequenceSpec
 from baton.services.router.openai.constraint.reader import RequestedConstraint
 from baton.services.router.openai.reasoning.reader import RequestedReasoning
 from baton.services.router.openai.tools.reader import RequestedTools
@@ -71,9 +71,14 @@ class ValidRequest:
     tokens_as_ids: bool = False
 
     @property
-    def has_files(self) -> bool:
-        """True if it has images, whose files the store does not keep."""
-        return any(sequence.files for sequence in self.sequences)
+    def files(self) -> tuple[MediaFile, ...]:
+        """The files of its images; every choice has the same ones."""
+        return self.sequences[0].files if self.sequences else ()
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that it belongs to; "" without API keys."""
+        return self.sequences[0].tenant if self.sequences else ""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -16,6 +16,8 @@ from baton.domain.lifecycle import RequestState
 from baton.services.router.openai.request_parser import RawRequest
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestMetadata
+from baton.services.router.takeover.call_media import CallMedia
+from baton.store.media.memory_media_file_store import MemoryMediaFileStore
 from baton.store.notifier import wait_for_event
 from baton.store.store import CallRecord, CallStatus, Durability, SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
@@ -35,18 +37,33 @@ class OwnershipHandle:
         record: CallRecord,
         stored: asyncio.Event | None,
         durability: Callable[[], Durability],
+        media: CallMedia,
+        *,
+        has_files: bool = False,
     ) -> None:
-        """`stored` is set when the store has the call; None: it never will. `durability`: that of the store now."""
+        """`stored` is set when the store has the call; None: it never will. `durability`: that of the store now.
+
+        `has_files`: the call is durable only with its images, which `media` keeps.
+        """
         self._writer = writer
         self._id = record.id
         self.seed = None if stored is None else record  # to enter the call again in a store that has lost it
         self._durability = durability
+        self._media = media
+        self._has_files = has_files
         self._ended = False
         self._stored = None if record.private else stored
 
     async def durability(self) -> Durability:
-        """What the call survives. Waits up to `STORE_WAIT_S` for the store to acknowledge it; NONE without."""
+        """What the call survives. Waits up to `STORE_WAIT_S` for the store to acknowledge it; NONE without.
+
+        The same for its images.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + STORE_WAIT_S
         if self._stored is None or self._writer.degraded or not await wait_for_event(self._stored, STORE_WAIT_S):
+            return Durability.NONE
+        if self._has_files and not await self._media.kept(self._id, until - clock()):
             return Durability.NONE
         return self._durability()
 
@@ -55,6 +72,7 @@ class OwnershipHandle:
         if self._ended:
             return
         self._ended = True
+        self._media.forget(self._id)
         match error:
             case asyncio.CancelledError():
                 return  # the router ends, not the call: it stays open for a takeover
@@ -73,12 +91,17 @@ class CallOwnership:
         owner: OwnerId,
         durability: Callable[[], Durability] = lambda: Durability.NONE,
         text_digest: str = "",
+        media: CallMedia | None = None,
     ) -> None:
-        """`durability`: of what the store acknowledges now. `text_digest`: of this router's model."""
+        """`durability`: of what the store acknowledges now. `text_digest`: of this router's model.
+
+        `media`: None for files that are kept in memory only.
+        """
         self._writer = writer
         self._owner = owner
         self._durability = durability
         self._text_digest = text_digest
+        self._media = media or CallMedia(MemoryMediaFileStore())
 
     @property
     def owner(self) -> OwnerId:
@@ -103,15 +126,17 @@ class CallOwnership:
             text_digest=self._text_digest,
         )
         stored = self._writer.open_call(record)
-        durability = (lambda: Durability.NONE) if call.has_files else self._durability
-        return OwnershipHandle(self._writer, record, stored, durability)
+        has_files = bool(call.files)
+        if has_files and stored is not None and not record.private:
+            self._media.keep(call)
+        return OwnershipHandle(self._writer, record, stored, self._durability, self._media, has_files=has_files)
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
         self._writer.adopt_call(record)
         stored = asyncio.Event()
         stored.set()
-        return OwnershipHandle(self._writer, record, stored, self._durability)
+        return OwnershipHandle(self._writer, record, stored, self._durability, self._media)
 
     def record_end(self, record: SequenceRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
         """Records the end of a sequence that the previous owner of its call did not record."""

@@ -35,6 +35,7 @@ from baton.services.router.openai.request_parser import RequestParser
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.streaming.generation_source import GenerationSource
 from baton.services.router.streaming.token_stream import TokenStream
+from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
 from baton.services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
 from baton.services.router.takeover.supersede_listener import SupersedeListener
@@ -72,6 +73,7 @@ class TakeoverContext:
     call_ownership: CallOwnership
     supersede_listener: SupersedeListener
     patience_s: float
+    media: CallMedia
 
 
 @dataclass(slots=True)
@@ -292,7 +294,9 @@ class Takeovers:
         parsed = await context.parser.parse(raw_request_of(record))
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that does not stream cannot read the rest")
-        call, unfinished = await self._rebuild(parsed.request, record.ballot)
+        request = await context.media.restored(parsed.request)
+        context.media.keep(request)
+        call, unfinished = await self._rebuild(request, record.ballot)
         timer = RequestTimer(RequestOrigin(record.endpoint, record.tenant), time.monotonic())
         timer.begin(record.id, len(call.sequences), call.num_prompt_tokens, stream=call.stream_options is not None)
         try:

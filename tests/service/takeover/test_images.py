@@ -18,6 +18,8 @@ from tests.unit.router.vision.vision_models import NUM_ROWS, load_vision_model, 
 
 RED = coloured("red")
 ALL = 6
+AWAY = "redis://127.0.0.1:1"
+"""No store of files answers here; `test_stored_images` has one."""
 
 
 def messages(*files: bytes, text: str = "what is it?") -> Any:
@@ -33,7 +35,7 @@ def model(tmp_path):
 
 @pytest.fixture
 async def world(tmp_path, model) -> AsyncIterator[RouterCluster]:
-    async with router_cluster(tmp_path, num_routers=1, model=model) as made:
+    async with router_cluster(tmp_path, num_routers=1, model=model, redis_url=AWAY) as made:
         yield made
 
 
@@ -96,7 +98,7 @@ async def test_workers_without_a_tower_get_no_image(world):
         await sdk.chat.completions.create(model=MODEL, messages=messages(RED))
 
 
-async def test_a_call_with_images_is_not_durable_and_is_stored_without_them(world):
+async def test_a_call_without_stored_files_is_not_durable_and_keeps_no_bytes(world):
     async with opened(world.routers[0], CHAT, messages=messages(RED), max_tokens=ALL) as stream:
         assert stream.response.headers["x-baton-durable"] == "false"
         events = await stream.rest()
@@ -113,7 +115,7 @@ async def test_a_call_with_images_is_not_durable_and_is_stored_without_them(worl
 async def test_another_router_continues_while_a_worker_holds_the_image(tmp_path, model, is_held):
     """The first router is cut off in the middle of decode. The other one has no file of the image."""
     hold = (ScriptedAction(Phase.DECODE, Hold(), index=4, times=1),)
-    async with router_cluster(tmp_path, decode=hold, model=model) as w:
+    async with router_cluster(tmp_path, decode=hold, model=model, redis_url=AWAY) as w:
         here, there = w.routers
         async with opened(here, CHAT, messages=messages(RED), max_tokens=ALL) as stream:
             await stream.take(4)

@@ -19,13 +19,16 @@ class MediaBudget:
         self.num_bytes = 0
         """Bytes held now."""
 
-    def hold(self, files: Sequence[MediaFile]) -> None:
-        """Counts the files of a sequence. Raises `Overloaded`, without effect, if there is no room for them."""
+    def hold(self, files: Sequence[MediaFile], *, force: bool = False) -> None:
+        """Counts the files of a sequence. Raises `Overloaded`, without effect, if there is no room for them.
+
+        `force`: there is room, since the sequence was admitted before, by another router.
+        """
         if not files:
             return
         new = {id(file.data): file.data for file in files if file.data is not None}
         num_new_bytes = sum(len(data) for key, data in new.items() if key not in self._num_holders)
-        if num_new_bytes and self.num_bytes + num_new_bytes > self._max_bytes:
+        if num_new_bytes and not force and self.num_bytes + num_new_bytes > self._max_bytes:
             raise Overloaded("too many images are held for other requests", retry_after_s=RETRY_AFTER_S)
         self.num_bytes += num_new_bytes
         for key in new:

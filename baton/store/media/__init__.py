@@ -1,0 +1,1 @@
+"""Files of images of client calls, so that another router can continue them."""
