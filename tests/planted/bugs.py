@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from tests.planted.checkpoint_bugs import CHECKPOINT_BUGS
-from tests.planted.constraint_bugs import CONSTRAINT_BUGS
-from tests.planted.event_bugs import EVENT_BUGS
-from tests.planted.latent_bugs import LATENT_BUGS
-from tests.planted.media_bugs import MEDIA_BUGS
-from tests.planted.prefill_bugs import PREFILL_BUGS
-from tests.planted.promise_bugs import PROMISE_BUGS
 from tests.planted.runner import PlantedBug
-from tests.planted.session_bugs import SESSION_BUGS
-from tests.planted.speculation_bugs import SPECULATION_BUGS
-from tests.planted.tool_bugs import TOOL_BUGS
+from tests.planted.tables.checkpoint_bugs import CHECKPOINT_BUGS
+from tests.planted.tables.constraint_bugs import CONSTRAINT_BUGS
+from tests.planted.tables.core_bugs import CORE_BUGS
+from tests.planted.tables.event_bugs import EVENT_BUGS
+from tests.planted.tables.latent_bugs import LATENT_BUGS
+from tests.planted.tables.media_bugs import MEDIA_BUGS
+from tests.planted.tables.prefill_bugs import PREFILL_BUGS
+from tests.planted.tables.promise_bugs import PROMISE_BUGS
+from tests.planted.tables.session_bugs import SESSION_BUGS
+from tests.planted.tables.speculation_bugs import SPECULATION_BUGS
+from tests.planted.tables.tool_bugs import TOOL_BUGS
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
 SEAL, FAIRNESS, ROOM = "sealed store", "fairness", "room to grow"
@@ -28,7 +29,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
-    *LATENT_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS,
+    *LATENT_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
     *TOOL_BUGS, *SESSION_BUGS,
     *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS,
     bug(

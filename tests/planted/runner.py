@@ -61,12 +61,21 @@ def run_bug(bug: PlantedBug) -> PlantedResult:
         target.unlink()
         target.write_text(bug.plant(), encoding="utf-8")
         began_s = time.monotonic()
+        if target.suffix in (".cpp", ".h"):
+            _build_kernels(tree)
         status, output = _run_tests(tree, bug.tests.split())
         seconds = time.monotonic() - began_s
     if status == PYTEST_FAILED:
         return PlantedResult(bug, "", seconds)
     problem = "no test noticed" if status == 0 else f"the tests did not run (status {status}): {output[-500:]}"
     return PlantedResult(bug, problem, seconds)
+
+
+def _build_kernels(tree: Path) -> None:
+    """Builds the lowest level, the only one that is current then. Replaces the link, not what it is linked to."""
+    code = "from baton.model.kernels.build import build, build_specs; build(build_specs()[0], build_specs()[0].path)"
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    subprocess.run([sys.executable, "-c", code], cwd=tree, env=environment, timeout=TIMEOUT_S, check=True)
 
 
 def _run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:

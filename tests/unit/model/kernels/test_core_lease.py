@@ -27,24 +27,28 @@ pytestmark = [
 ]
 
 COMPUTING = 2**63 - 1
-OWN, OTHER = 0, 1
+OWN, OTHER, THIRD = 0, 1, 2
 TIMEOUT_S = 30.0
 
 
 class LeaseFile:
-    """The file of two workers, `own` and `other`; the test plays `other`."""
+    """The file of two workers, `own` and `other`; the test plays `other`. A third one may share its core."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, third: bool = False) -> None:
         self.path = path
-        path.write_bytes(CorePlan({"own": (CORES[0],), "other": (CORES[1],)}).as_bytes())
+        cores = {"own": (CORES[0],), "other": (CORES[1],), **({"third": (CORES[1],)} if third else {})}
+        path.write_bytes(CorePlan(cores).as_bytes())
 
     def last_call_ns(self, slot: int) -> int:
         with self.path.open("rb") as file:
             return int(struct.unpack("q", os.pread(file.fileno(), 8, slot * SLOT_BYTES))[0])
 
-    def set_other(self, last_call_ns: int) -> None:
+    def set(self, slot: int, last_call_ns: int) -> None:
         with self.path.open("r+b") as file:
-            os.pwrite(file.fileno(), struct.pack("q", last_call_ns), OTHER * SLOT_BYTES)
+            os.pwrite(file.fileno(), struct.pack("q", last_call_ns), slot * SLOT_BYTES)
+
+    def set_other(self, last_call_ns: int) -> None:
+        self.set(OTHER, last_call_ns)
 
 
 @pytest.fixture
@@ -94,6 +98,49 @@ def test_a_core_is_borrowed_while_its_owner_is_idle(lease: CoreLease, lease_file
     assert borrows_within(TIMEOUT_S, lease, kernels)
     lease_file.set_other(COMPUTING)
     assert computes_on_its_own(lease, kernels)
+
+
+def test_a_core_goes_back_in_the_middle_of_a_call(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    """On a busy machine any thread may be held up, so calls with and without an owner that comes back take turns."""
+    linear, x = PanelLinear(kernels, torch.randn(4096, 2048), None), torch.randn(256, 2048)  # one call of the pool
+    threads = (int(name) for name in os.listdir("/proc/self/task"))
+    (borrower,) = (thread for thread in threads if os.sched_getaffinity(thread) == {CORES[1]})
+
+    def computed_ns(thread: int) -> int:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+
+    def borrowed_s(*, comes_back: bool) -> float:
+        lease_file.set_other(0)
+        before, computed_before = lease.borrowed_s(), computed_ns(borrower)
+        caller = threading.Thread(target=linear, args=(x,))
+        caller.start()
+        while comes_back and caller.is_alive():
+            if computed_ns(borrower) > computed_before + 10**6:
+                lease_file.set_other(COMPUTING)
+                break
+        caller.join()
+        return lease.borrowed_s() - before
+
+    deadline, stays, gone, rounds = time.monotonic() + TIMEOUT_S, 0.0, 0.0, 0
+    while rounds < 5 or stays < 0.1 or gone > stays / 2:
+        assert time.monotonic() < deadline, (stays, gone, rounds)
+        stays += borrowed_s(comes_back=False)
+        gone += borrowed_s(comes_back=True)
+        rounds += 1
+
+
+def test_a_core_of_two_owners_is_borrowed_while_both_are_idle(tmp_path: Path, kernels: Kernels):
+    shared = LeaseFile(tmp_path / "cores", third=True)
+    lease = join_core_lease(shared.path, "own", kernels)
+    try:
+        for busy, idle in ((OTHER, THIRD), (THIRD, OTHER)):
+            shared.set(idle, 0)
+            shared.set(busy, COMPUTING)
+            assert computes_on_its_own(lease, kernels)
+        shared.set(THIRD, 0)
+        assert borrows_within(TIMEOUT_S, lease, kernels)
+    finally:
+        lease.leave()
 
 
 def test_a_core_stays_with_its_owner_between_two_kernels(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.planted.draft_model_bugs import DRAFT_MODEL_BUGS
 from tests.planted.runner import PlantedBug
+from tests.planted.tables.draft_model_bugs import DRAFT_MODEL_BUGS
 
 SPECULATION = "drafts change nothing"
 SCHEDULER, BASE = "services/decode/scheduler.py", "baton/engine/drafts/base.py"
