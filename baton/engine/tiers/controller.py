@@ -189,9 +189,7 @@ class TierController:
     def on_evict(self, key: PageKey) -> None:
         """See `LowerTier`. A copy needs that of the page before it: copies those, too, the first one first."""
         self._fresh.discard(key)  # whoever reads it next, it is no page of this read any more
-        most = max(1, WRITE_BACK_BYTES // self._memory.page_bytes)
-        is_over = self._num_written_back >= most or not self._may_write()
-        if self._write is not TierWrite.BACK or self._now < self._rests_until or is_over:
+        if self._write is not TierWrite.BACK or self._now < self._rests_until or not self._may_write_back():
             return
         chain: list[PageKey] = []
         above: PageKey | None = key
@@ -201,7 +199,7 @@ class TierController:
             chain.append(above)
             above = self._cache.parent_of(above)
         for one in reversed(chain):
-            if self._num_written_back >= most or not self._may_write() or not self._copy(one, above):
+            if not self._may_write_back() or not self._copy(one, above):
                 return
             self._num_written_back += 1
             above = one
@@ -242,6 +240,10 @@ class TierController:
         if self._num_writing >= most:
             self._end_writes(self._now)
         return self._num_writing < most
+
+    def _may_write_back(self) -> bool:
+        """True if this turn has copied few enough evicted pages, and few enough wait to be written."""
+        return self._num_written_back < max(1, WRITE_BACK_BYTES // self._memory.page_bytes) and self._may_write()
 
     def _copy(self, key: PageKey, parent: PageKey | None) -> bool:
         """Starts to write a cached page with the digest that it settled with. False if it is gone or has no room."""
