@@ -17,7 +17,7 @@ from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.engine.fake_runner import fake_scores, fake_slots
-from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
+from baton.services.router.generation import AdmittedRequest, SequenceSpec, TakeChunk, TokenChunk
 from baton.telemetry.sequence_timer import SequenceTimer
 
 
@@ -116,7 +116,7 @@ class FakeDispatcher:
             self.released.append(admitted.sequence.id)
             self.changed.set()
 
-    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def run(self, admitted: AdmittedRequest, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
         """Runs the script. An end before `finish` is an abort, unless the script failed or the text was complete."""
         id = admitted.sequence.id
         if admitted not in self.outstanding or id in self.started:

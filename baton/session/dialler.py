@@ -53,13 +53,12 @@ class SessionDialler:
         self._num_connections = 0
         self._changed = asyncio.Event()
         self.session = MessageSession(secrets.randbits(63) | 1, WORKER_KINDS, limits, self._loop.time())
-        self.pump = SessionPump(self.session, self._apply, self._changed.set)
-        self._owner: SessionOwner | None = None
+        self.pump = SessionPump(self.session, _apply_nothing, self._changed.set)
         self.other_version = False  # the listener speaks another protocol version
 
     async def run(self, owner: SessionOwner) -> None:
         """Connects until the session ends; `owner` gets its messages and its end."""
-        self._owner = owner
+        self.pump.apply = owner.apply
         self.pump.start()
         try:
             await self._keep_connected()
@@ -67,10 +66,6 @@ class SessionDialler:
             self.session.lose("this process has ended the session")
             self.pump.close()
             owner.on_ended(self.session.end_reason)
-
-    def _apply(self, messages: list[pb.StreamMessage]) -> None:
-        if self._owner is not None:
-            self._owner.apply(messages)
 
     async def _keep_connected(self) -> None:
         pause_s, num_refused = 0.0, 0
@@ -120,7 +115,8 @@ class SessionDialler:
             log.warning("session_handshake_failed", address=self._peer.address, why=why)
             return False
         else:
-            await self.pump.run(connection)
+            # In a task of its own: a frame would resume every coroutine up to `run` otherwise.
+            await self._loop.create_task(self.pump.run(connection), name="session-connection")
             return True
         finally:
             connection.close()
@@ -159,3 +155,7 @@ class SessionDialler:
                     await self._changed.wait()
             except TimeoutError:
                 return
+
+
+def _apply_nothing(messages: list[pb.StreamMessage]) -> None:
+    """Nothing is received before `run`."""

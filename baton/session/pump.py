@@ -28,7 +28,7 @@ class SessionPump:
 
     def __init__(self, session: MessageSession, apply: Apply, on_change: Callable[[], None]) -> None:
         self.session = session
-        self._apply = apply
+        self.apply = apply  # its owner may set another one before the first connection
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._has_work = asyncio.Event()
@@ -106,7 +106,7 @@ class SessionPump:
             except LinkBroken:
                 return  # the session has counted it
             if messages:
-                self._apply(messages)
+                self.apply(messages)
             if self.session.state is not state:
                 self._changed()
             if self.session.has_work(now):

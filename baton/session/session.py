@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from hmac import compare_digest
+from operator import methodcaller
 
 from google.protobuf.message import DecodeError
 
@@ -16,11 +18,13 @@ from baton.domain.errors import LinkBroken
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.lifecycle import ENDED_STATES, SessionEvent, SessionState, advance_session
 from baton.session.outbox import Outbox, OutboxLimits
-from baton.session.tags import ConnectionKeys, FrameTagger, same_tag
+from baton.session.tags import ConnectionKeys, FrameTagger
 
 ROUTER_KINDS = frozenset({"open", "prompt", "abort", "reconcile", "goodbye"})
 WORKER_KINDS = frozenset({"joined", "scores", "step", "ended", "goodbye"})
 """Kinds of messages that each role may send."""
+
+_kind_of = methodcaller("WhichOneof", "kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +160,17 @@ class MessageSession:
         connection = self._connection
         if connection is None:
             return []
+        body = message.body
         try:
-            return self._apply(connection, self._verify(connection, message), len(message.body), now)
-        except BadFrame:
+            if not compare_digest(connection.received.tag(body), message.tag):
+                raise BadFrame("a frame with a wrong tag")
+            return self._apply(connection, pb.Frame.FromString(body), len(body), now)
+        except (BadFrame, DecodeError) as error:
             self.num_bad_frames += 1
             self.broken(now)
-            raise
+            if isinstance(error, BadFrame):
+                raise
+            raise BadFrame("a frame that cannot be read") from None
 
     def take(self, now: float) -> pb.SessionMessage | None:
         """The next frame to write; None if there is nothing to send now. The transport has room for it."""
@@ -190,8 +199,9 @@ class MessageSession:
         connection = self._connection
         if connection is None:
             return False
-        is_due = self._ping_is_due(connection, now) or self._ack_is_due(now)
-        return self.outbox.has_work or bool(connection.pong_owed) or is_due
+        if connection.pong_owed or self.outbox.has_work or (self._ack_due_at is not None and self._ack_is_due(now)):
+            return True
+        return now != connection.heard_at and self._ping_is_due(connection, now)
 
     def _ping_is_due(self, connection: _Connection, now: float) -> bool:
         return not connection.is_asked and now - connection.heard_at >= self._limits.ping_s
@@ -227,26 +237,22 @@ class MessageSession:
         elif self.state not in ENDED_STATES and now >= self._gone_at:
             self.lose(f"no connection since {self._waited_s():g} s")
 
-    def _verify(self, connection: _Connection, message: pb.SessionMessage) -> pb.Frame:
-        if not same_tag(connection.received.tag(message.body), message.tag):
-            raise BadFrame("a frame with a wrong tag")
-        try:
-            return pb.Frame.FromString(message.body)
-        except DecodeError:
-            raise BadFrame("a frame that cannot be read") from None
-
     def _apply(self, connection: _Connection, frame: pb.Frame, num_bytes: int, now: float) -> list[pb.StreamMessage]:
         if frame.ack > self.outbox.last_seq:
             raise BadFrame(f"an ack of frame {frame.ack} of {self.outbox.last_seq}")
         seq, messages = frame.seq, list(frame.messages)
         if seq > self.last_applied_seq + 1 or (messages and not seq):
             raise BadFrame(f"frame {seq} came after frame {self.last_applied_seq}")
-        kinds = {message.WhichOneof("kind") for message in messages}
+        kinds = set(map(_kind_of, messages))
         if not self._accepts.issuperset(kinds):
             raise BadFrame("a message that the other end's role may not send")
         self.established = True
-        self._hear(connection, frame, now)
-        self.outbox.acknowledge(frame.ack)
+        connection.heard_at = now
+        connection.is_asked = False  # any frame shows that the other end is there
+        if frame.ping or frame.pong:
+            self._hear_ping(connection, frame, now)
+        if frame.ack:
+            self.outbox.acknowledge(frame.ack)
         if seq:
             self._unacked_bytes += num_bytes
             if self._ack_due_at is None:
@@ -265,10 +271,8 @@ class MessageSession:
             if message.HasField("goodbye") and self.state not in ENDED_STATES:
                 self._close(message.goodbye.reason)
 
-    def _hear(self, connection: _Connection, frame: pb.Frame, now: float) -> None:
-        connection.heard_at = now
+    def _hear_ping(self, connection: _Connection, frame: pb.Frame, now: float) -> None:
         connection.pong_owed = frame.ping or connection.pong_owed
-        connection.is_asked = False  # any frame shows that the other end is there
         if frame.pong and frame.pong == connection.ping_sent:
             self.num_round_trips += 1
             self.rtt_s = now - connection.ping_sent_at

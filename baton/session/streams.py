@@ -19,12 +19,6 @@ UNLISTED_GRACE_S = 1.0
 Handler = TypeVar("Handler")
 
 
-@dataclass(slots=True)
-class _OpenStream(Generic[Handler]):
-    handler: Handler
-    opened_at: float
-
-
 @dataclass(frozen=True, slots=True)
 class ReconciledStreams(Generic[Handler]):
     """What a reconciliation has found: numbers that are not open here, and streams that the other end does not list."""
@@ -37,16 +31,17 @@ class StreamTable(Generic[Handler]):
     """Open streams of one end."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _OpenStream[Handler]] = {}
+        self.handlers: dict[int, Handler] = {}  # of the open streams by number, oldest first; read it for each row
+        self._opened_at: dict[int, float] = {}
         self._newest = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.handlers)
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Open streams, oldest first."""
-        return tuple(self._open)
+        return tuple(self.handlers)
 
     def draw(self, handler: Handler, now: float) -> int:
         """Opens the dialler's next stream. Raises `LinkBroken` when all numbers were used: another session has them."""
@@ -59,31 +54,31 @@ class StreamTable(Generic[Handler]):
         if not self._newest < number <= MAX_STREAM:
             raise LinkBroken(f"stream {number} was opened after stream {self._newest}")
         self._newest = number
-        self._open[number] = _OpenStream(handler, now)
+        self.handlers[number], self._opened_at[number] = handler, now
         return number
 
     def get(self, number: int) -> Handler | None:
         """The stream's handler; None for a late message."""
-        stream = self._open.get(number)
-        return None if stream is None else stream.handler
+        return self.handlers.get(number)
 
     def close(self, number: int) -> Handler | None:
         """Ends a stream here; None if it has ended before."""
-        stream = self._open.pop(number, None)
-        return None if stream is None else stream.handler
+        self._opened_at.pop(number, None)
+        return self.handlers.pop(number, None)
 
     def close_all(self) -> list[Handler]:
         """Ends all streams: the session is lost."""
-        handlers = [stream.handler for stream in self._open.values()]
-        self._open.clear()
+        handlers = list(self.handlers.values())
+        self.handlers.clear()
+        self._opened_at.clear()
         return handlers
 
     def compare(self, listed: Collection[int], now: float) -> ReconciledStreams[Handler]:
         """Compares with the other end's open streams. Both ends agree unless one of them has a bug."""
         numbers = frozenset(listed)
         unlisted = [
-            (number, stream.handler)
-            for number, stream in self._open.items()
-            if number not in numbers and now - stream.opened_at >= UNLISTED_GRACE_S
+            (number, self.handlers[number])
+            for number, opened_at in self._opened_at.items()
+            if number not in numbers and now - opened_at >= UNLISTED_GRACE_S
         ]
-        return ReconciledStreams(tuple(sorted(numbers - self._open.keys())), tuple(unlisted))
+        return ReconciledStreams(tuple(sorted(numbers - self.handlers.keys())), tuple(unlisted))

@@ -1,12 +1,14 @@
-"""Counts the functions, files and value types that one streamed chat passes in the router, per request and per token.
+"""Counts the functions, files and value types that streamed chats pass in the router, per request, token and frame.
 
     python -m bench.router.path_profile [--tokens 256] [--list]
 
 A profile hook (`sys.setprofile`) watches a real router in this process. Mock workers in another process answer over
 gRPC, and a real Redis keeps the records. Only the project's own functions count, without generated gRPC stubs.
 
-- *Token*: what is called for at least nine of ten tokens of a running stream. Tokens come ten times as often as the
-  journal is flushed, so a flush does not count.
+- *Token*: what is called for at least nine of ten tokens of `NUM_STREAMS` running streams. Tokens come ten times as
+  often as the journal is flushed, so a flush does not count.
+- *Frame*: what is called for at least nine of ten frames of the session that tokens come in, but for fewer tokens. At
+  one stream every token is a frame: `token_budget` bounds the calls of both together.
 - *Request*: every function called from the connection to the end of the response. What an idle router calls as well
   (heartbeats, the worker registry) is reported apart.
 - *Value type*: a frozen dataclass, msgspec struct or protobuf message that is an argument or a result. A token's value
@@ -37,6 +39,7 @@ from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.router.app import listen, run
 from baton.services.router.settings import RouterSettings
 from baton.services.router.text.text_model import TextModel
+from baton.session.session import MessageSession
 from baton.settings.model_source import ModelFiles, resolve_model
 from baton.store.connect import connect
 from bench.router.mock_cluster import MODEL, DecodeCapacity, mock_workers
@@ -46,6 +49,7 @@ OWN_SOURCES = (f"{ROOT}/baton/", f"{ROOT}/services/")
 GENERATED_SOURCES = f"{ROOT}/baton/rpc/gen/"
 
 DEFAULT_TOKENS = 256
+NUM_STREAMS = 4
 SKIPPED_TOKENS = 8
 """Tokens at both ends of the stream that the token's window leaves out."""
 TOKEN_INTERVAL_S = 0.005
@@ -84,6 +88,7 @@ class PathProfile:
     token_functions: tuple[str, ...]
     token_value_types: tuple[str, ...]
     token_generators: tuple[str, ...]
+    frame_functions: tuple[str, ...] = ()
 
     @property
     def request_files(self) -> set[str]:
@@ -160,9 +165,11 @@ async def measure(redis_url: str, num_tokens: int) -> PathProfile:
 
 
 @contextlib.asynccontextmanager
-async def router_in_process(redis_url: str) -> AsyncIterator[int]:
-    """Runs a router on this loop, ready and warm; yields its port."""
+async def router_in_process(redis_url: str, *, sessions: bool | None = None) -> AsyncIterator[int]:
+    """Runs a router on this loop, ready and warm; yields its port. `sessions`: the setting; None: its default."""
     settings = RouterSettings(redis_url=redis_url, worker_ttl_s=3600.0)
+    if sessions is not None:
+        settings = settings.model_copy(update={"sessions": sessions})
     text = TextModel.load(resolve_model(settings.model, ModelFiles.TEXT))
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
     port = sock.getsockname()[1]
@@ -181,10 +188,12 @@ async def router_in_process(redis_url: str) -> AsyncIterator[int]:
 
 async def _profile(port: int, num_tokens: int) -> PathProfile:
     hook, idle, request, token = ProfileHook(), Window(), Window(), Window()
-    first, last = SKIPPED_TOKENS, num_tokens - SKIPPED_TOKENS
+    first, last, num_seen = NUM_STREAMS * SKIPPED_TOKENS, NUM_STREAMS * (num_tokens - SKIPPED_TOKENS), 0
 
-    def watch_token(seen: int) -> None:
-        hook.window = token if first <= seen < last else None
+    def watch_token(_: int) -> None:
+        nonlocal num_seen
+        num_seen += 1
+        hook.window = token if first <= num_seen < last else None
 
     sys.setprofile(hook)
     try:
@@ -194,7 +203,7 @@ async def _profile(port: int, num_tokens: int) -> PathProfile:
         await stream_chat(port, num_tokens)
         await asyncio.sleep(SETTLE_S)
         hook.window = None
-        await stream_chat(port, num_tokens, watch_token)
+        await asyncio.gather(*[stream_chat(port, num_tokens, watch_token) for _ in range(NUM_STREAMS)])
     finally:
         sys.setprofile(None)
     return _summarize(idle, request, token, last - first)
@@ -203,6 +212,8 @@ async def _profile(port: int, num_tokens: int) -> PathProfile:
 def _summarize(idle: Window, request: Window, token: Window, num_tokens: int) -> PathProfile:
     enough = EVERY_TOKEN * num_tokens
     per_token = [code for code, count in token.calls.items() if count >= enough]
+    num_frames = token.calls[MessageSession.receive.__code__]
+    per_frame = [code for code, count in token.calls.items() if EVERY_TOKEN * num_frames <= count < enough]
     return PathProfile(
         request_functions=_names([code for code in request.calls if code not in idle.calls]),
         idle_functions=_names([code for code in request.calls if code in idle.calls]),
@@ -210,6 +221,7 @@ def _summarize(idle: Window, request: Window, token: Window, num_tokens: int) ->
         token_functions=_names(per_token),
         token_value_types=tuple(sorted(name for name, n in token.value_types(per_token).items() if n >= enough)),
         token_generators=_names([code for code in per_token if code.co_flags & inspect.CO_ASYNC_GENERATOR]),
+        frame_functions=_names(per_frame) if num_frames else (),
     )
 
 
@@ -250,6 +262,7 @@ def _report(profile: PathProfile) -> Iterator[tuple[str, str]]:
     yield "functions a token", str(len(profile.token_functions))
     yield "files a token", str(len(profile.token_files))
     yield "value types a token", f"{len(profile.token_value_types)}: {', '.join(profile.token_value_types)}"
+    yield "functions a frame", str(len(profile.frame_functions))
     yield "async generators a token", f"{len(profile.token_generators)}: {', '.join(profile.token_generators)}"
 
 
@@ -264,7 +277,8 @@ def main() -> None:
     for name, value in _report(profile):
         console.print(f"{name:26} {value}", highlight=False)
     if options.list:
-        for title, names in (("token", profile.token_functions), ("request", profile.request_functions)):
+        lists = {"token": profile.token_functions, "frame": profile.frame_functions}
+        for title, names in (*lists.items(), ("request", profile.request_functions)):
             console.print(f"\n{title}", *names, sep="\n  ", highlight=False)
 
 

@@ -23,7 +23,7 @@ import uvloop
 from baton.domain.request import FinishReason, OutputToken
 from baton.services.router.edge.http_protocol import BoundedHttpProtocol
 from baton.services.router.frontend import ApiLimits
-from baton.services.router.generation import AdmittedRequest, TokenChunk
+from baton.services.router.generation import AdmittedRequest, TakeChunk, TokenChunk
 from baton.services.router.routes import make_app
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
@@ -52,7 +52,7 @@ class StepDispatcher(FakeDispatcher):
         ended, self._step = self._step, self._loop.create_future()
         ended.set_result(None)
 
-    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def run(self, admitted: AdmittedRequest, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
         """See `Dispatcher.run`."""
         last = admitted.sequence.stop.max_tokens - 1
         try:

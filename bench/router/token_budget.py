@@ -1,11 +1,11 @@
 """Counts what 100 more tokens of every stream cost the router: own calls, async generators, tasks and timers.
 
-    python -m bench.router.token_budget [--streams 1 8]
+    python -m bench.router.token_budget [--streams 1 8] [--list]
 
 Counts do not depend on the machine's speed, so a test bounds them. A real router runs in this process, mock workers in
-another one. Long answers less short ones are what the tokens cost. Only functions count that are called for nearly
-every step of a stream, and those of the store only if they are called for nearly every token: a flush of the journal,
-which comes by time, and a heartbeat are not part of a token.
+another one. Tokens come in calls, and then in sessions. Long answers less short ones are what the tokens cost. Only
+functions count that are called for nearly every step of a stream, and those of the store only if they are called for
+nearly every token: a flush of the journal, which comes by time, and a heartbeat are not part of a token.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class TokenBudget:
     """Work of one more token. `generator_calls`: of `calls`, those that resume an async generator."""
 
     num_streams: int
+    sessions: bool
     calls: float
     generator_calls: float
     tasks: float
@@ -91,7 +92,9 @@ def counting(loop: asyncio.AbstractEventLoop) -> Iterator[WorkTotal]:
         loop.set_task_factory(earlier_factory)
 
 
-def budget_of(short: WorkTotal, long: WorkTotal, num_streams: int, num_extra: int = EXTRA_TOKENS) -> TokenBudget:
+def budget_of(
+    short: WorkTotal, long: WorkTotal, num_streams: int, num_extra: int = EXTRA_TOKENS, *, sessions: bool = False
+) -> TokenBudget:
     """The work of a token, from two runs that differ by `num_extra` tokens of each stream."""
     num_tokens = num_extra * num_streams
     extra = {code: count - short.calls[code] for code, count in long.calls.items()}
@@ -103,6 +106,7 @@ def budget_of(short: WorkTotal, long: WorkTotal, num_streams: int, num_extra: in
     names = sorted(((_name(code), count) for code, count in kept.items()), key=lambda pair: -pair[1])
     return TokenBudget(
         num_streams,
+        sessions,
         sum(kept.values()),
         sum(count for code, count in kept.items() if code.co_flags & inspect.CO_ASYNC_GENERATOR),
         (long.num_tasks - short.num_tasks) / num_tokens,
@@ -115,17 +119,17 @@ def _name(code: CodeType) -> str:
     return f"{code.co_filename.removeprefix(OWN_SOURCES[0]).removeprefix(OWN_SOURCES[1])}:{code.co_qualname}"
 
 
-async def measure(redis_url: str, streams: Sequence[int]) -> list[TokenBudget]:
+async def measure(redis_url: str, streams: Sequence[int], *, sessions: bool) -> list[TokenBudget]:
     """The budget at each number of streams, on the workers that are registered at `redis_url`."""
     budgets = []
-    async with router_in_process(redis_url) as port:
+    async with router_in_process(redis_url, sessions=sessions) as port:
         await stream_chat(port, SHORT_TOKENS + EXTRA_TOKENS)  # the tables of its tokens are filled
         for num_streams in streams:
             short, long = [
                 await _count(port, num_streams, num_tokens)
                 for num_tokens in (SHORT_TOKENS, SHORT_TOKENS + EXTRA_TOKENS)
             ]
-            budgets.append(budget_of(short, long, num_streams))
+            budgets.append(budget_of(short, long, num_streams, sessions=sessions))
     return budgets
 
 
@@ -139,9 +143,10 @@ async def _count(port: int, num_streams: int, num_tokens: int) -> WorkTotal:
 
 
 def token_budgets(streams: Sequence[int] = STREAMS) -> list[TokenBudget]:
-    """Counts on a Redis and workers of its own."""
+    """Counts on a Redis and workers of its own, with calls and with sessions."""
     with LocalRedis() as redis, mock_workers(redis.url, DecodeCapacity(64, TOKEN_INTERVAL_S)):
-        return asyncio.run(measure(redis.url, streams))
+        ways = [asyncio.run(measure(redis.url, streams, sessions=sessions)) for sessions in (False, True)]
+    return [budget for way in ways for budget in way]
 
 
 def main() -> None:
@@ -152,9 +157,10 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(soft_wrap=True)
     for budget in token_budgets(options.streams):
+        way = "in sessions" if budget.sessions else "in calls"
         console.print(
-            f"{budget.num_streams} streams, a token: {budget.calls:.1f} calls, {budget.generator_calls:.2f} of async "
-            f"generators; {budget.tasks:.2f} tasks, {budget.timers:.2f} timers",
+            f"{budget.num_streams} streams {way}, a token: {budget.calls:.1f} calls, {budget.generator_calls:.2f} of "
+            f"async generators; {budget.tasks:.2f} tasks, {budget.timers:.2f} timers",
             highlight=False,
         )
         for name, count in budget.functions if options.list else ():

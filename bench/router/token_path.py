@@ -1,12 +1,13 @@
 """CPU time that the router needs for a streamed token, at several numbers of streams.
 
-    python -m bench.router.token_path [--rotations 5] [--streams 1 8 32 64] [--http-only] [--baseline DIR]
+    python -m bench.router.token_path [--rotations 5] [--streams 1 8 32 64] [--http-only] [--baseline DIR | --calls]
 
 A real router in a process of its own stands before mock workers, which send every stream a token each `TOKEN_S`. Its
 CPU time for long answers less that for short ones, over the difference in tokens, is the cost of a token; what an idle
 router needs meanwhile is taken off. Passes interleave. Each number of streams runs twice in a rotation; the ratio of
 the two is noise (A/A). `--baseline` names another checkout of this repository: its router runs beside, on the same
-workers, and each rotation gives a ratio. `--http-only` leaves out workers, wire and store: tokens come from a script in
+workers, and each rotation gives a ratio. With `--calls` the baseline is this checkout without sessions, beside a router
+with them. `--http-only` leaves out workers, wire and store: tokens come from a script in
 the router's process (`scripted_router`), and what is left is the way of a token from its choice to the socket.
 """
 
@@ -41,6 +42,7 @@ from bench.harness.rotations import (
 from bench.harness.signals import run_command
 from bench.router.mock_cluster import DecodeCapacity, mock_workers, running_router
 from bench.router.overhead import DEADLINE_S, RouterClient
+from bench.router.path_profile import ROOT
 from bench.router.scripted_router import TOKEN_S, scripted_router
 
 STREAMS = (1, 8, 32, 64)
@@ -122,8 +124,10 @@ def _ratio(num_streams: int, group: tuple[Block, ...]) -> float:
 
 
 @contextlib.contextmanager
-def measured_routers(baseline: Path | None, most_streams: int, http_only: bool) -> Iterator[dict[str, MeasuredRouter]]:
-    """This checkout's router as "", and that of another one; both use the same workers."""
+def measured_routers(
+    baseline: Path | None, most_streams: int, http_only: bool, ways: Mapping[str, str]
+) -> Iterator[dict[str, MeasuredRouter]]:
+    """This checkout's router as "", and that of another one; both use the same workers. `ways`: a flag by router."""
     with contextlib.ExitStack() as stack:
         trees = {"": None} if baseline is None else {"": None, BASELINE: baseline}
         found: dict[str, MeasuredRouter] = {}
@@ -132,7 +136,7 @@ def measured_routers(baseline: Path | None, most_streams: int, http_only: bool) 
             redis_url = stack.enter_context(LocalRedis()).url
             stack.enter_context(mock_workers(redis_url, DecodeCapacity(2 * most_streams, TOKEN_S)))
         for name, tree in trees.items():
-            flags = ("--router-id", f"router-{name or 'this'}")
+            flags = ("--router-id", f"router-{name or 'this'}", *((ways[name],) if name in ways else ()))
             starting = scripted_router(tree) if http_only else running_router(redis_url, flags, tree)
             url, pid = stack.enter_context(starting)
             http = BenchClient(url, api_key=None, timeout_s=DEADLINE_S, clock=time.perf_counter)
@@ -148,10 +152,11 @@ def run(
     *,
     baseline: Path | None = None,
     http_only: bool = False,
+    ways: Mapping[str, str] | None = None,
 ) -> list[Block]:
     """Runs all rotations on a cluster of its own."""
     with (
-        measured_routers(baseline, max(streams), http_only) as routers,
+        measured_routers(baseline, max(streams), http_only, ways or {}) as routers,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         arms = arms_of(routers, streams, lambda arm, *inputs: runner.run(arm(*inputs)))
@@ -172,7 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rotations", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
-    parser.add_argument("--baseline", type=Path)
+    baseline = parser.add_mutually_exclusive_group()
+    baseline.add_argument("--baseline", type=Path)
+    baseline.add_argument("--calls", action="store_true")
     parser.add_argument("--http-only", action="store_true")
     parser.add_argument("--result", type=Path)
     flags = parser.parse_args()
@@ -183,8 +190,9 @@ def main() -> None:
         flags.streams,
         Console(stderr=True),
         result_file.write,
-        baseline=flags.baseline,
+        baseline=ROOT if flags.calls else flags.baseline,
         http_only=flags.http_only,
+        ways={"": "--sessions", BASELINE: "--no-sessions"} if flags.calls else None,
     )
     Console().print(table_of(findings_of(blocks)))
 

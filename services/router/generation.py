@@ -6,7 +6,7 @@ sequence, places it, runs its attempts and yields its tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,6 +93,10 @@ class TokenChunk(Struct, frozen=True):
     prompt_scores: PromptScores | None = None
 
 
+TakeChunk = Callable[[TokenChunk], bool]
+"""Takes a chunk at once, without a wait, and returns True; or returns False and leaves the chunk as it is."""
+
+
 class AdmittedRequest(Protocol):
     """A sequence from `admit` to the end of `run`."""
 
@@ -137,8 +141,11 @@ class Dispatcher(Protocol):
         """Releases a sequence that was never run. Idempotent."""
         ...
 
-    def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
+    def run(self, admitted: AdmittedRequest, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
         """Yields chunks until `finish`. Raises `Interrupted` (retries exhausted), `DeadlineExceeded` or `Broken`.
+
+        `take`: is offered chunks that come while the next one is waited for; those that it takes are not yielded. So a
+        token costs no task switch. It must not raise. The last chunk is always yielded.
 
         Closing or cancelling it aborts the sequence on every worker and frees its slot.
         """

@@ -24,6 +24,8 @@ from baton.session.wires.wire import CONNECT_TIMEOUT_S, ConnectionRefused, Serve
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 """Another secret or incarnation; a process that serves no sessions."""
 
+_UNREADABLE = "bytes that are no message"
+
 
 class GrpcWire:
     """Opens a channel a connection, so that a damaged one is never used again. `trust` gives its TLS identity."""
@@ -78,6 +80,9 @@ class GrpcDialledConnection:
         """See `WireConnection`."""
         try:
             data = await self._call.read()
+            return None if data is grpc.aio.EOF else pb.SessionMessage.FromString(data)
+        except DecodeError:
+            raise LinkBroken(_UNREADABLE) from None
         except grpc.aio.AioRpcError as error:
             if error.code() in _REFUSALS:
                 raise ConnectionRefused(f"the listener refuses this process: {error.details()}") from None
@@ -87,7 +92,6 @@ class GrpcDialledConnection:
         except asyncio.CancelledError:
             self._raise_if_cancelled()
             return None
-        return None if data is grpc.aio.EOF else _parse(data)
 
     def close(self) -> None:
         """See `WireConnection`."""
@@ -131,9 +135,11 @@ class GrpcServedConnection:
             return None
         try:
             data = await self._context.read()
+            return None if data is grpc.aio.EOF else pb.SessionMessage.FromString(data)
+        except DecodeError:
+            raise LinkBroken(_UNREADABLE) from None
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             return None
-        return None if data is grpc.aio.EOF else _parse(data)
 
     def close(self) -> None:
         """See `WireConnection`. Cancels the call's handler, which ends the call."""
@@ -178,13 +184,6 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
             raise LinkBroken(f"{address} refuses connections")
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
-
-
-def _parse(data: bytes) -> pb.SessionMessage:
-    try:
-        return pb.SessionMessage.FromString(data)
-    except DecodeError:
-        raise LinkBroken("bytes that are no message") from None
 
 
 def _status(error: BaseException) -> str:

@@ -155,7 +155,7 @@ class FairQueue:
 
     def charge(self, slot: Slot, charge: float) -> None:
         """Charges tokens served for a slot; negative: gives some back."""
-        tenant = self.tenant(slot.spec.tenant)
+        tenant = self._by_name.get(slot.spec.tenant) or self.tenant(slot.spec.tenant)
         slot.charged += charge
         tenant.total_charge += charge
         tenant.service += charge / tenant.limits.weight

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 from msgspec import structs
@@ -38,7 +38,7 @@ from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.scores.collector import ScoreCollector
-from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.sessions.session_stream import OnRow, SessionStream
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
@@ -47,10 +47,11 @@ from baton.services.router.dispatch.worker_errors import (
     classify_reported,
     classify_rpc_error,
     damaged,
+    guarded,
     lost_worker,
 )
 from baton.services.router.dispatch.workers import WorkerSet
-from baton.services.router.generation import MediaFile, TokenChunk
+from baton.services.router.generation import MediaFile, TakeChunk, TokenChunk
 from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
 
@@ -58,8 +59,8 @@ PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
 _PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
 _GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
-_Read = decode_pb2.GenerateEvent | session_pb2.TokenRow | None
-"""An event of decode, by its call or in a session; None at the end of the stream."""
+_Read = decode_pb2.GenerateEvent | session_pb2.TokenRow | TokenChunk | None
+"""An event of decode, by its call or in a session, or a row's chunk; None at the end of the stream."""
 
 
 class Attempt:
@@ -196,20 +197,21 @@ class Attempt:
             prefill.page_source.incarnation = choice.worker.incarnation
             prefill.page_source.num_pages = choice.num_pages
 
-    async def next(self) -> TokenChunk:
-        """Returns the next tokens. Raises `AttemptFailure`, or an error that ends the request."""
+    async def next(self, take: TakeChunk | None = None) -> TokenChunk:
+        """Returns the next tokens that `take` does not take, in a session. Raises what ends the attempt or request."""
         if self._awaits_seal:
             return self._on_sealed(await self._wait_for_seal())
+        on_row = None if take is None else partial(self._offer, take)
         while True:
             if self._held:
                 event = self._held.popleft()
             else:
-                reading, self._read_task = self._read_task or self._read_decode(), None
+                reading, self._read_task = self._read_task or self._read_decode(on_row), None
                 event = await reading
             if event is None:
                 raise lost_worker(DECODE, "ended its stream early")
-            if isinstance(event, session_pb2.TokenRow):
-                return self._on_row(event)
+            if isinstance(event, TokenChunk | session_pb2.TokenRow):
+                return event if isinstance(event, TokenChunk) else self._on_row(event)
             match event.WhichOneof("event"):
                 case "failed":
                     raise self._decode_failure(event.failed)
@@ -218,7 +220,10 @@ class Attempt:
                 case "imported" if not self._decoding:
                     self._on_imported(event.imported)
                 case "tokens":
-                    _guarded(verify_check, event.tokens)
+                    try:
+                        verify_check(event.tokens)
+                    except LinkBroken as error:
+                        raise AttemptFailure(error, FaultSource.LINK) from None
                     return self._on_tokens(tuple(map(decode_token, event.tokens.tokens)), event.tokens)
                 case _:
                     raise damaged("an event of decode that fits nowhere")
@@ -247,9 +252,10 @@ class Attempt:
         self._awaits_seal = False
         return self._sealed.result()
 
-    async def _read_decode(self) -> _Read:
+    async def _read_decode(self, on_row: OnRow | None = None) -> _Read:
+        stream = self._generate
         try:
-            event: Any = await self._generate.read()
+            event: Any = await (stream.read(on_row) if isinstance(stream, SessionStream) else stream.read())
         except grpc.aio.AioRpcError as error:
             raise self._broken(DECODE, classify_rpc_error(error, DECODE)) from None
         except WorkerLost as lost:
@@ -288,7 +294,7 @@ class Attempt:
     def _on_sealed(self, sealed: prefill_pb2.Sealed) -> TokenChunk:
         self._tracked.timer.sealed(decode_prefill_times(sealed.times) if sealed.HasField("times") else None)
         self._workers.add_cached_pages(self._pair.prefill, self._reservation.keys)
-        _guarded(verify_check, sealed)
+        guarded(verify_check, sealed)
         token, finish = decode_token(sealed.first_token), decode_finish(sealed.finish_reason)
         if finish is None and self._prefill_only:
             raise damaged("a seal without an end, where the first token is the last")
@@ -316,6 +322,10 @@ class Attempt:
         self._tracked.on_decoding()
         self._workers.add_cached_pages(self._pair.decode, self._reservation.keys)
 
+    def _offer(self, take: TakeChunk, row: session_pb2.TokenRow) -> TokenChunk | None:
+        chunk = self._on_row(row)
+        return None if take(chunk) else chunk
+
     def _on_row(self, row: session_pb2.TokenRow) -> TokenChunk:
         """The tokens of a step, in a session. Its frame was verified."""
         if not row.tokens or (row.scores and len(row.scores) != len(row.tokens)):
@@ -339,19 +349,17 @@ class Attempt:
             self._abort_reason = None
             self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
             decode, request = self._pair.decode, self._tracked.engine_request()
-            computed = request.tokens[:-1]  # no step has computed the KV of the last token
-            keys = page_keys(computed, decode.page_size, request.salt, request.media)
+            keys = page_keys(request.tokens[:-1], decode.page_size, request.salt, request.media)  # the last has no KV
             self._workers.add_cached_pages(decode, keys)
         return chunk if scores is None else self._with_scores(chunk, scores)
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:
         """Raises `AttemptFailure` for scores that were damaged or do not fit."""
-        _guarded(self._scores.add, _guarded(decode_scores, message))
+        guarded(self._scores.add, guarded(decode_scores, message))
 
     def _take_scores(self) -> PromptScores | None:
         """The scores of the whole prompt, None if not asked for. Raises `AttemptFailure` if some are missing."""
-        scores: PromptScores | None = _guarded(self._scores.take)
-        return scores
+        return cast("PromptScores | None", guarded(self._scores.take))
 
     def _with_scores(self, chunk: TokenChunk, scores: PromptScores) -> TokenChunk:
         self._tracked.on_scored()
@@ -390,11 +398,3 @@ class Attempt:
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
         failure.unreached = isinstance(failure.error, WorkerLost) and not self._accepted
-
-
-def _guarded(call: Callable[..., Any], *arguments: object) -> Any:
-    """What `call` returns. Raises `AttemptFailure` if a message is not what was sent."""
-    try:
-        return call(*arguments)
-    except LinkBroken as error:
-        raise AttemptFailure(error, FaultSource.LINK) from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from baton.domain.errors import (
     BatonError,
@@ -40,7 +41,7 @@ from baton.services.router.dispatch.status_log import StatusLog
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
 from baton.services.router.dispatch.workers import WorkerSet
-from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
+from baton.services.router.generation import AdmittedRequest, SequenceSpec, TakeChunk, TokenChunk
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
@@ -186,11 +187,12 @@ class TokenDispatcher:
             tracked.cancel()
             self._release(tracked)
 
-    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def run(self, admitted: AdmittedRequest, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
         """See `Dispatcher.run`."""
         tracked = self._admission.take(admitted)
         if tracked is None:
             raise Broken(f"the admitted request {admitted.sequence.id} was run or released before")
+        offer = None if take is None else partial(self._offer, tracked, take)
         try:
             await self._wait_for_slot(tracked)
             tracked.timer.stamp(Stage.ADMIT)
@@ -203,7 +205,7 @@ class TokenDispatcher:
                     async with Attempt(tracked, reservation, self._workers, self._aborts, self._uploader) as attempt:
                         finish = None
                         while finish is None:
-                            chunk = await attempt.next()
+                            chunk = await attempt.next(offer)
                             finish = chunk.finish
                             self._on_chunk(tracked, chunk)
                             if finish is None:
@@ -278,6 +280,13 @@ class TokenDispatcher:
         self._status.num_tokens += num_tokens
         self.num_tokens += num_tokens
         self._admission.queue.on_tokens(tracked.slot, num_tokens, chunk.num_cached_tokens, self._clock())
+
+    def _offer(self, tracked: TrackedRequest, take: TakeChunk, chunk: TokenChunk) -> bool:
+        """A `TakeChunk` that counts what is taken."""
+        if not take(chunk):
+            return False
+        self._on_chunk(tracked, chunk)
+        return True
 
     async def _reserve(self, tracked: TrackedRequest) -> PairReservation:
         request, fingerprint = tracked.engine_request(), tracked.required_fingerprint

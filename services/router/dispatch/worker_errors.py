@@ -7,6 +7,8 @@ should avoid.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -144,6 +146,14 @@ def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:
 def damaged(why: str) -> AttemptFailure:
     """The failure of an attempt with a message that cannot be what was sent."""
     return AttemptFailure(LinkBroken(f"a damaged message: {why}"), FaultSource.LINK)
+
+
+def guarded(call: Callable[..., Any], *arguments: object) -> Any:
+    """What `call` returns. Raises `AttemptFailure` if a message is not what was sent."""
+    try:
+        return call(*arguments)
+    except LinkBroken as error:
+        raise AttemptFailure(error, FaultSource.LINK) from None
 
 
 def _source_of(error: Interrupted, role: WorkerRole) -> FaultSource:

@@ -31,7 +31,7 @@ _PATTERN = re.compile(
 class Cursor:
     """Position of a client in a response: events of each choice, and events after all choices.
 
-    `digests`: of the tokens of each choice's events (`token_stream.add_token`); None for a choice that is not to be
+    `digests`: of the tokens of each choice's events (`choice_text.add_token`); None for a choice that is not to be
     compared, () if none is.
     """
 

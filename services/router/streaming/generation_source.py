@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from baton.services.router.generation import AdmittedRequest, Dispatcher, TokenChunk
+from baton.services.router.generation import AdmittedRequest, Dispatcher, TakeChunk, TokenChunk
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.telemetry.sequence_timer import SequenceTimer
 
@@ -47,12 +47,12 @@ class GenerationSource:
             dispatcher.forgo(request.sequences)
             raise
 
-    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+    async def open(self, choice: int, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
         """Waits for the leader of the choice, unless it ended before."""
         leader = self._leader(choice)
         if leader != choice and leader in self._admitted:
             await self._leader_started[leader].wait()
-        return self._dispatcher.run(self._unstarted.pop(choice))
+        return self._dispatcher.run(self._unstarted.pop(choice), take)
 
     def on_first_chunk(self, choice: int) -> None:
         """Starts the choices that this one leads."""

@@ -20,9 +20,10 @@ from baton.services.router.edge.http_errors import error_response, is_internal_e
 from baton.services.router.edge.sink import AsgiSink, BodySink
 from baton.services.router.openai.request_parser import ParsedRequest
 from baton.services.router.openai.valid_request import StreamOptions
+from baton.services.router.streaming.choice_reader import ANSWER_REPLACED
 from baton.services.router.streaming.cursor import Cursor
 from baton.services.router.streaming.renderer import EventRenderer
-from baton.services.router.streaming.token_stream import ANSWER_REPLACED, TokenStream
+from baton.services.router.streaming.token_stream import TokenStream
 from baton.services.router.text.choice_text import TokenEvent
 from baton.telemetry.sequence_timer import SequenceTimer
 

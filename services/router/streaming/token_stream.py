@@ -1,19 +1,19 @@
 """Runs all choices of one request as one stream of token events: a task a choice, one queue, one reader.
 
 A `ChunkSource` brings tokens: `generation_source` from workers, `takeover.journal_reader` from the journal. Each task
-turns the chunks of its choice into text and queues one event a token. Tasks that read workers do not wait for the
-reader: rows and admission slots are free when decode is done. Beyond `MAX_QUEUED_EVENTS` their events wait packed, in
-an `UnreadBuffer`; a reader that leaves too much is hung up (`too_slow`). A choice ends with the event that has a
-`finish`; the first error ends the stream. When another router takes the request over, the stream continues from a
-second source, after the events that it has given: they must be the same there. It counts those events, keeps a digest
-of their tokens, and counts tokens for `usage`.
+has a `ChoiceReader`, which turns the chunks of its choice into text, and queues one event a token; while a task waits,
+its source may call the reader itself. Tasks that read workers do not wait for the reader of the stream: rows and
+admission slots are free when decode is done. Beyond `MAX_QUEUED_EVENTS` their events wait packed, in an `UnreadBuffer`;
+a reader that leaves too much is hung up (`too_slow`). A choice ends with the event that has a `finish`; the first error
+ends the stream. When another router takes the request over, the stream continues from a second source, after the events
+that it has given: they must be the same there. It counts those events, keeps a digest of their tokens, and counts
+tokens for `usage`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -23,17 +23,18 @@ from typing import Protocol
 import structlog
 from msgspec import UNSET, UnsetType
 
-from baton.domain.errors import BatonError, Broken, DeadlineExceeded, ModelReplaced, Superseded
+from baton.domain.errors import BatonError, Broken, DeadlineExceeded, Superseded
 from baton.domain.request import FinishReason
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.services.router.edge.disconnect import ClientTooSlow, join_tasks
-from baton.services.router.generation import TokenChunk
+from baton.services.router.generation import TakeChunk, TokenChunk
 from baton.services.router.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.streaming.answer_parser import answer_parser
+from baton.services.router.streaming.choice_reader import ChoiceReader
 from baton.services.router.streaming.prompt_scoring import PromptScoring
 from baton.services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
-from baton.services.router.text.choice_text import ChoiceText, DroppedText, TokenEvent
+from baton.services.router.text.choice_text import ChoiceText, DroppedText, TokenEvent, add_token
 from baton.services.router.text.text_model import TextModel
 
 MAX_QUEUED_EVENTS = 64
@@ -41,11 +42,6 @@ MAX_QUEUED_EVENTS = 64
 
 DEADLINE_GRACE_S = 5.0
 """The stream ends this much later than the dispatcher."""
-
-NO_TOKEN = b"\xff\xff\xff\xff"
-"""Stands in a digest for an event without a token."""
-
-ANSWER_REPLACED = "the answer was begun again with another model: send the request again"
 
 DISCONNECT_GRACE_S = 5.0
 """A response is cancelled this much later than its stream."""
@@ -66,8 +62,8 @@ class ChunkSource(Protocol):
         """True: it is read at once, since its choices hold rows of workers. False: it waits for the reader."""
         ...
 
-    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks of one choice; called once. May wait for its turn."""
+    async def open(self, choice: int, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks of one choice but those that `take` takes; called once. May wait for its turn."""
         ...
 
     def on_first_chunk(self, choice: int) -> None:
@@ -268,24 +264,19 @@ class TokenStream:
             source.on_first_chunk(choice)
 
     async def _read_choice(self, source: ChunkSource, choice: int) -> None:
-        text, num_skipped, started = self._choice_text(choice), self.counts[choice], False
-        given, skipped = self.digests[choice], 0
-        scoring = None if num_skipped else self._scoring
+        text, num_given, started = self._choice_text(choice), self.counts[choice], False
+        reader = ChoiceReader(text, self._add, num_given, self.digests[choice])
+        scoring = None if num_given else self._scoring
         if self._request.sequences[choice].emitted and self._resume(source, choice, text):
             return
-        async with aclosing(await source.open(choice)) as chunks:
+        async with aclosing(await source.open(choice, reader.take)) as chunks:
             async for chunk in chunks:
                 if self._scoring is not None:
                     self._scoring.offer(choice, chunk.prompt_scores)
                 if not started:
                     source.on_first_chunk(choice)
                     started = True
-                for event in text.events(chunk):
-                    if num_skipped:
-                        num_skipped, skipped = num_skipped - 1, add_token(skipped, event)
-                        if event.finish is not None or (num_skipped == 0 and skipped != given):
-                            raise ModelReplaced(ANSWER_REPLACED)
-                        continue
+                for event in reader.read(chunk) if reader.is_pending else text.events(chunk):
                     if scoring is not None:
                         await scoring.wait(choice)
                         scoring = None
@@ -298,6 +289,7 @@ class TokenStream:
                     if event.finish is not None:
                         self._ended.add(choice)
                         return
+                reader.takes = scoring is None
         raise Broken(f"choice {choice} ended without a finish reason")
 
     def _resume(self, source: ChunkSource, choice: int, text: ChoiceText | DroppedText) -> bool:
@@ -378,8 +370,3 @@ class TokenStream:
             self._set_timer(self._read_until)
         else:
             self._wake()
-
-
-def add_token(digest: int, event: TokenEvent) -> int:
-    """The digest of a choice's tokens, 0 for none, after one more event."""
-    return zlib.crc32(NO_TOKEN if event.token is None else event.token.token.to_bytes(4, "little"), digest)

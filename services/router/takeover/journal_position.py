@@ -14,7 +14,7 @@ from dataclasses import replace
 from baton.domain.errors import ModelReplaced
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
-from baton.services.router.streaming.token_stream import ANSWER_REPLACED
+from baton.services.router.streaming.choice_reader import ANSWER_REPLACED
 from baton.store.store import JournalPart
 
 

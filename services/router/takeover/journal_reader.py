@@ -16,7 +16,7 @@ import structlog
 
 from baton.domain.errors import Superseded, WorkerLost, from_code
 from baton.domain.ids import RequestId
-from baton.services.router.generation import TokenChunk
+from baton.services.router.generation import TakeChunk, TokenChunk
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.takeover.journal_position import JournalPosition
 from baton.services.router.takeover.takeover import Takeovers
@@ -56,8 +56,8 @@ class JournalReader:
         self._closed = asyncio.Event()
         takeovers.add_reader(request.id, seed, superseded)
 
-    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
-        """The journal of one choice. Raises the error that it ends with.
+    async def open(self, choice: int, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
+        """The journal of one choice; all of it is yielded. Raises the error that it ends with.
 
         Raises `ModelReplaced` when the store has another journal of it by now, with other tokens than those given.
         """

@@ -6,6 +6,7 @@ is made for every token, and a frozen dataclass takes ten times as long.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -15,6 +16,9 @@ from baton.services.router.generation import TokenChunk
 from baton.services.router.text.detokenizer import Detokenizer
 from baton.services.router.text.parsers.base import AnswerParser, ParsedPiece, ToolCall
 from baton.services.router.text.stop_strings import StopMatcher
+
+NO_TOKEN = b"\xff\xff\xff\xff"
+"""Stands in a digest for an event without a token."""
 
 _NOTHING = ParsedPiece()
 
@@ -36,6 +40,11 @@ class TokenEvent(Struct, frozen=True):
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     is_reasoning: bool = False
+
+
+def add_token(digest: int, event: TokenEvent) -> int:
+    """The digest of a choice's tokens, 0 for none, after one more event."""
+    return zlib.crc32(NO_TOKEN if event.token is None else event.token.token.to_bytes(4, "little"), digest)
 
 
 class DroppedText:

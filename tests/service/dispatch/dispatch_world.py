@@ -119,7 +119,16 @@ class World:
         return self.dispatcher.admit(sequence, self.timings.timer())
 
     async def generate(self, sequence: SequenceSpec) -> list[TokenChunk]:
-        return [chunk async for chunk in self.dispatcher.run(self.admit(sequence))]
+        """All chunks, in order; those of sessions come by calls where they can."""
+        seen: list[TokenChunk] = []
+
+        def take(chunk: TokenChunk) -> bool:
+            seen.append(chunk)
+            return True
+
+        async for chunk in self.dispatcher.run(self.admit(sequence), take):
+            seen.append(chunk)
+        return seen
 
     async def state(self, sequence: SequenceSpec) -> RequestState:
         """Returns the stored state, once everything is written."""

@@ -11,6 +11,7 @@ import pytest
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.worker import CAPABILITIES
 from baton.rpc.version import PROTOCOL_VERSION
+from baton.services.router.generation import TokenChunk
 from baton.session import dialler
 from baton.session.session import SessionLimits
 from tests.mock_workers import Hold, MockDecode, Phase, ScriptedAction
@@ -79,6 +80,33 @@ async def test_a_reset_is_a_pause_and_no_attempt():
         assert tokens(await run) == scripted(LONG)
         assert [request.id.attempt for request in w.decode.requests] == [1]
         assert "retry" not in w.timings.entries
+
+
+async def test_rows_are_handed_to_the_request_that_waits_for_them():
+    """Without a switch to its task. A chunk that it leaves is yielded, and what follows comes behind it."""
+    async with world(decode=[hold_at(3, 6)]) as w:
+        taken, yielded = list[TokenChunk](), list[TokenChunk]()
+
+        def take(chunk: TokenChunk) -> bool:
+            if chunk.tokens[0].index == LONG // 2:
+                return False
+            taken.append(chunk)
+            return True
+
+        async def run() -> None:
+            async for chunk in w.dispatcher.run(w.admit(sequence(max_tokens=LONG)), take):
+                yielded.append(chunk)
+
+        running = asyncio.create_task(run())
+        for num_seen in (3, 6):
+            await eventually(lambda n=num_seen: len(taken) + len(yielded) == n)  # type: ignore[misc]
+            w.decode.release()
+            w.decode._released.clear()  # the next hold holds
+        await running
+        assert sorted(tokens([*taken, *yielded])) == scripted(LONG)
+        assert tokens(taken)[-1][0] == LONG // 2 - 1
+        assert len(taken) > LONG // 4
+        assert w.dispatcher.num_tokens == LONG
 
 
 async def test_what_was_emitted_during_a_break_is_sent_again():

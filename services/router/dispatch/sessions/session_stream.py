@@ -9,13 +9,18 @@ from collections.abc import Callable
 from baton.domain.errors import WorkerLost
 from baton.rpc.gen import decode_pb2
 from baton.rpc.gen import session_pb2 as pb
+from baton.services.router.generation import TokenChunk
 
 SessionEvent = decode_pb2.GenerateEvent | pb.TokenRow
+
+OnRow = Callable[[pb.TokenRow], TokenChunk | None]
+"""Takes a row at once. A chunk that it returns, and an exception that it raises, go to the reader."""
 
 
 class SessionStream:
     """Keeps what came until it is read: the session itself never waits. A request bounds its own tokens.
 
+    A reader that waits may have rows handed to it by a call, without a task switch: all but the last one of the stream.
     `on_cancel` tells the worker that the rest is not wanted.
     """
 
@@ -26,11 +31,27 @@ class SessionStream:
         self._ended = False
         self._cancelled = False
         self._waiter: asyncio.Future[None] | None = None
+        self._on_row: OnRow | None = None  # set while the reader waits and nothing is unread
+        self._refused: TokenChunk | Exception | None = None  # by `_on_row`; the reader gets it before all else
 
     def put(self, event: SessionEvent) -> None:
         """Adds an event."""
         if not self._cancelled:
             self._unread.append(event)
+            self._wake()
+
+    def put_row(self, row: pb.TokenRow) -> None:
+        """Adds a row, or hands it to the reader that waits for it. Raises nothing."""
+        on_row, waiter = self._on_row, self._waiter
+        if on_row is None or row.finish_reason or waiter is None or waiter.done():
+            self.put(row)
+            return
+        try:
+            refused: TokenChunk | Exception | None = on_row(row)
+        except Exception as error:  # it is the reader's: the session must not fail
+            refused = error
+        if refused is not None:
+            self._refused = refused
             self._wake()
 
     def end(self, lost: WorkerLost | None = None) -> None:
@@ -47,8 +68,11 @@ class SessionStream:
                 self._on_cancel()
             self._wake()
 
-    async def read(self) -> SessionEvent | None:
-        """The next event; None at the end. Raises `WorkerLost` when the session was lost."""
+    async def read(self, on_row: OnRow | None = None) -> SessionEvent | TokenChunk | None:
+        """The next event that `on_row` has not taken; None at the end. Raises `WorkerLost` when the session was lost.
+
+        While it waits, each row but the stream's last goes to `on_row` instead.
+        """
         while not self._unread:
             if self._cancelled:
                 raise asyncio.CancelledError
@@ -56,13 +80,20 @@ class SessionStream:
                 raise self._lost
             if self._ended:
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter, self._on_row = asyncio.get_running_loop().create_future(), on_row
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._on_row = None
+            refused, self._refused = self._refused, None
+            if isinstance(refused, Exception):
+                raise refused
+            if refused is not None:
+                return refused  # its tokens are recorded: they must reach the client
         return self._unread.popleft()
 
     def _wake(self) -> None:
+        """Wakes the reader. What follows waits until it has read."""
+        self._on_row = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -68,11 +68,19 @@ class WorkerSession:
 
     def apply(self, messages: list[pb.StreamMessage]) -> None:
         """See `SessionOwner`."""
+        streams, handlers = self._streams, self._streams.handlers
         for message in messages:
             match message.WhichOneof("kind"):
                 case "step":
                     for row in message.step.rows:
-                        self._put(row.stream, row, ends=bool(row.finish_reason))
+                        stream = handlers.get(row.stream)
+                        if stream is None:
+                            SESSION_EVENTS_TOTAL.labels("late_message").inc()
+                            continue
+                        stream.put_row(row)
+                        if row.finish_reason:
+                            streams.close(row.stream)
+                            stream.end()
                 case "joined":
                     joined = message.joined
                     imported = decode_pb2.Imported(
@@ -92,7 +100,7 @@ class WorkerSession:
         for stream in self._streams.close_all():
             stream.end(WorkerLost(f"the session with decode has ended: {reason}"))
 
-    def _put(self, number: int, event: decode_pb2.GenerateEvent | pb.TokenRow, *, ends: bool = False) -> None:
+    def _put(self, number: int, event: decode_pb2.GenerateEvent, *, ends: bool = False) -> None:
         stream = self._streams.get(number)
         if stream is None:
             SESSION_EVENTS_TOTAL.labels("late_message").inc()

@@ -10,6 +10,7 @@ from baton.domain.arithmetic import ceil_div
 from baton.services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, row_of
 from baton.services.cli.bench.workload.arrivals import rescale
 from baton.services.cli.processes import local_redis
+from baton.session.session import MessageSession
 from bench.router.path_profile import ProfileHook, Window, _summarize, profile_router
 
 REQUEST = PlannedRequest(0, 0.0, (1,), 1)
@@ -20,6 +21,7 @@ MAX_TOKEN_FUNCTIONS = 40
 MAX_TOKEN_FILES = 18
 MAX_TOKEN_VALUE_TYPES = 6
 MAX_TOKEN_GENERATORS = 3
+MAX_FRAME_FUNCTIONS = 14
 
 
 def foreign() -> None:
@@ -66,6 +68,15 @@ def test_a_function_of_most_tokens_is_on_the_token_path():
     assert [name.split(":")[1] for name in profile.idle_functions] == ["rescale"]
 
 
+def test_a_function_of_most_frames_is_not_on_the_token_path():
+    token = Window()
+    token.calls.update({MessageSession.receive.__code__: 3, ceil_div.__code__: 10, rescale.__code__: 3})
+    token.calls[row_of.__code__] = 1
+    profile = _summarize(Window(), Window(), token, 10)
+    assert [name.split(":")[1] for name in profile.token_functions] == ["ceil_div"]
+    assert [name.split(":")[1] for name in profile.frame_functions] == ["rescale", "MessageSession.receive"]
+
+
 def test_values_of_a_flush_are_not_on_the_token_path():
     token = Window()
     token.calls.update({ceil_div.__code__: 10, rescale.__code__: 1, row_of.__code__: 1})
@@ -83,3 +94,4 @@ def test_a_streamed_chat_stays_within_its_budget():
     assert len(profile.token_files) <= MAX_TOKEN_FILES
     assert len(profile.token_value_types) <= MAX_TOKEN_VALUE_TYPES
     assert len(profile.token_generators) <= MAX_TOKEN_GENERATORS
+    assert len(profile.frame_functions) <= MAX_FRAME_FUNCTIONS

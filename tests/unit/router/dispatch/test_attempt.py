@@ -105,7 +105,7 @@ class ScriptedWorkers:
     imported: list[AttemptId] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     ended: list[AttemptId] = field(default_factory=list)
-    decode_sessions: None = None
+    decode_sessions: Any = None
 
     def prefill_stub(self, record: object) -> Any:
         return type("Stub", (), {"Prefill": lambda _, request, **options: self.prefill})()
@@ -156,7 +156,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(num_emitted: int = 0, deadline_s: float = 60.0) -> AsyncIterator[Running]:
+async def running(num_emitted: int = 0, deadline_s: float = 60.0, sessions: Any = None) -> AsyncIterator[Running]:
     emitted = tuple(OutputToken(index, 10 + index) for index in range(num_emitted))
     sequence = SequenceSpec(RequestId("r"), PROMPT, SamplingParams(), StopParams(20), "", 60.0, emitted=emitted)
     record = SequenceRecord(sequence.id, 1, RequestState.RECEIVED, "router", "m", len(PROMPT))
@@ -167,6 +167,7 @@ async def running(num_emitted: int = 0, deadline_s: float = 60.0) -> AsyncIterat
     reservation = PairReservation(PAIR, "reservation", 0, ())
     tracked.on_reserved(reservation)
     workers = ScriptedWorkers()
+    workers.decode_sessions = sessions
     scripted = cast(Any, workers)
     attempt = Attempt(tracked, reservation, scripted, scripted, scripted)
     try:

@@ -10,10 +10,9 @@ from typing import Any
 from baton.domain.errors import BatonError
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
-from baton.services.router.generation import SequenceSpec, TokenChunk
+from baton.services.router.generation import SequenceSpec, TakeChunk, TokenChunk
 from baton.services.router.openai.valid_request import StreamOptions, ValidRequest
-from baton.services.router.streaming.token_stream import add_token
-from baton.services.router.text.choice_text import TokenEvent
+from baton.services.router.text.choice_text import TokenEvent, add_token
 
 SEQUENCE = SequenceSpec(RequestId("call"), (1, 2), SamplingParams(), StopParams(100), "", 5.0)
 
@@ -43,20 +42,25 @@ def chunks(tokens: Sequence[int], finish: FinishReason | None = FinishReason.LEN
 
 @dataclass
 class ScriptedSource:
-    """Gives the chunks of each choice. Waits for events in a script, raises errors."""
+    """Gives the chunks of each choice. Waits for events in a script, raises errors.
+
+    `offers`: chunks are offered before they are yielded, as those of sessions.
+    """
 
     scripts: Mapping[int, Sequence[TokenChunk | asyncio.Event | BatonError]]
     completed: list[int] = field(default_factory=list)
     num_given: int = 0
     closed: bool | None = None
     holds_workers: bool = True
+    offers: bool = False
+    num_taken: int = 0
 
     @property
     def choices(self) -> Sequence[int]:
         return tuple(self.scripts)
 
-    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
-        return self._chunks(choice)
+    async def open(self, choice: int, take: TakeChunk | None = None) -> AsyncGenerator[TokenChunk, None]:
+        return self._chunks(choice, take if self.offers else None)
 
     def on_first_chunk(self, choice: int) -> None: ...
 
@@ -67,7 +71,7 @@ class ScriptedSource:
         assert self.closed is None
         self.closed = finished
 
-    async def _chunks(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+    async def _chunks(self, choice: int, take: TakeChunk | None) -> AsyncGenerator[TokenChunk, None]:
         for step in self.scripts[choice]:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -75,7 +79,10 @@ class ScriptedSource:
                 raise step
             else:
                 self.num_given += 1
-                yield step
+                if take is not None and take(step):
+                    self.num_taken += 1
+                else:
+                    yield step
 
 
 def digest_of(*tokens: int | None) -> int:

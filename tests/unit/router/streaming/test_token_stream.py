@@ -11,7 +11,7 @@ import pytest
 from baton.domain.errors import Broken, DeadlineExceeded, ModelReplaced, Superseded, WorkerLost
 from baton.domain.request import FinishReason
 from baton.services.router.edge.disconnect import ClientTooSlow
-from baton.services.router.generation import TokenChunk
+from baton.services.router.generation import TakeChunk, TokenChunk
 from baton.services.router.streaming import token_stream
 from baton.services.router.streaming.token_stream import MAX_QUEUED_EVENTS, TokenStream
 from baton.services.router.streaming.unread_buffer import UnreadBudget
@@ -197,7 +197,7 @@ async def test_a_switch_that_is_cancelled_makes_no_second_source() -> None:
         def close(self, *, finished: bool) -> None:
             self.closed = finished
 
-        async def _chunks(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+        async def _chunks(self, choice: int, take: TakeChunk | None) -> AsyncGenerator[TokenChunk, None]:
             try:
                 await asyncio.Event().wait()
                 yield TokenChunk((), 0)

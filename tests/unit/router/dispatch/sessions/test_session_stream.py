@@ -7,8 +7,13 @@ import asyncio
 import pytest
 
 from baton.domain.errors import WorkerLost
+from baton.domain.request import OutputToken
+from baton.rpc.gen import common_pb2, decode_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.generation import TokenChunk
+
+CHUNK = TokenChunk((OutputToken(1, 1),), 0)
 
 
 class Rig:
@@ -65,3 +70,76 @@ async def test_the_worker_hears_nothing_of_a_stream_that_has_ended():
     rig.stream.end()
     rig.stream.cancel()
     assert rig.num_cancels == 0
+
+
+async def waiting(stream: SessionStream, on_row: object) -> asyncio.Task[object]:
+    """A reader that waits."""
+    reading = asyncio.create_task(stream.read(on_row))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    return reading
+
+
+async def test_rows_go_to_a_reader_that_waits_but_the_last_one():
+    stream, taken = Rig().stream, list[pb.TokenRow]()
+    stream.put_row(row(0))
+    assert await stream.read(taken.append) == row(0), "it was there before the reader"
+    reading = await waiting(stream, taken.append)
+    last = pb.TokenRow(first_index=3, tokens=[3], finish_reason=common_pb2.FINISH_REASON_STOP)
+    for each in (row(1), row(2), last):
+        stream.put_row(each)
+    assert taken == [row(1), row(2)]
+    assert not reading.done()
+    assert await reading == last
+
+
+async def test_another_event_ends_the_calls_until_it_is_read():
+    stream, taken = Rig().stream, list[pb.TokenRow]()
+    event = decode_pb2.GenerateEvent(failed=common_pb2.Failure(code="sent_back"))
+    reading = await waiting(stream, taken.append)
+    stream.put(event)
+    stream.put_row(row(1))
+    assert taken == []
+    assert [await reading, await stream.read(taken.append)] == [event, row(1)]
+
+
+async def test_a_chunk_that_was_left_comes_first_even_if_the_stream_is_cancelled():
+    """Its tokens are recorded: an attempt after this one continues behind them."""
+    stream, seen = Rig().stream, list[pb.TokenRow]()
+
+    def leave(each: pb.TokenRow) -> TokenChunk:
+        seen.append(each)
+        return CHUNK
+
+    reading = await waiting(stream, leave)
+    for index in (1, 2):
+        stream.put_row(row(index))
+    assert seen == [row(1)]
+    stream.cancel()
+    assert await reading == CHUNK
+    with pytest.raises(asyncio.CancelledError):
+        await stream.read(leave)
+
+
+async def test_an_error_of_a_call_is_the_readers_and_not_the_sessions():
+    stream = Rig().stream
+
+    def fail(each: pb.TokenRow) -> None:
+        raise ValueError(each.first_index)
+
+    reading = await waiting(stream, fail)
+    stream.put_row(row(1))
+    stream.put_row(row(2))
+    with pytest.raises(ValueError, match="1"):
+        await reading
+    assert await stream.read(fail) == row(2)
+
+
+async def test_a_reader_that_is_cancelled_gets_no_calls():
+    stream, taken = Rig().stream, list[pb.TokenRow]()
+    reading = await waiting(stream, taken.append)
+    reading.cancel()
+    stream.put_row(row(1))
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert taken == []
+    assert await stream.read() == row(1)
