@@ -239,6 +239,18 @@ def test_named_tokens_are_listed_in_their_order():
         assert [value for _, value in result.logprobs.top] == pytest.approx(wanted[row, list(ids)].tolist())
 
 
+def test_equally_probable_tokens_are_listed_by_id():
+    """Beside any other row: rounded to bfloat16, logits are often equal."""
+    logits = torch.zeros(3, 500)
+    logits[1] = torch.randn(500, generator=torch.Generator().manual_seed(1))
+    logits[:, [411, 7, 30, 2]] = torch.tensor([9.0, 8.0, 8.0, 8.0])
+    asking = [spec(temperature=0.0, logprobs=count) for count in (3, 200, 1)]
+    for number, result in enumerate(sample(logits, asking)):
+        assert result.logprobs is not None
+        assert [token for token, _ in result.logprobs.top[:3]] == [411, 2, 7][: asking[number].sampling.logprobs]
+        assert sample(logits[number : number + 1], asking[number : number + 1])[0] == result
+
+
 def test_only_rows_that_ask_get_logprobs():
     results = sample(torch.zeros(3, 4), [spec(temperature=0.0), spec(temperature=0.0, logprobs=0), spec(logprobs=1)])
     assert [result.logprobs is None for result in results] == [True, False, False]
