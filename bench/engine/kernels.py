@@ -32,6 +32,7 @@ from baton.model.kernels.library import Kernels
 from baton.model.linears.onednn import OneDnnLinear, onednn_is_correct
 from baton.model.linears.panels import PanelLinear
 from baton.model.loading.kernel_choice import KernelUse, choose_kernels
+from baton.model.sampling.gumbel import draw_key
 from baton.model.sampling.native import NativeSampler
 from baton.model.sampling.sampler import SamplerBackend, TorchSampler
 from baton.model.storage import PageStorage
@@ -157,11 +158,11 @@ def sampling_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[Kernel
     """Eight rows over a large vocabulary, logits of standard deviation three, with each sampling method."""
     generator = torch.Generator().manual_seed(seed)
     logits = (3 * torch.randn(NUM_SAMPLED_ROWS, VOCAB_SIZE, generator=generator)).to(getattr(torch, dtype))
-    uniforms = torch.rand(NUM_SAMPLED_ROWS, generator=generator).tolist()
+    keys = [draw_key(seed, row) for row in range(NUM_SAMPLED_ROWS)]
     samplers: dict[str, SamplerBackend] = {"native": NativeSampler(kernels), "torch": TorchSampler()}
     methods: dict[str, Callable[[SamplerBackend], object]] = {"greedy": lambda sampler: sampler.argmax(logits)}
     for name, sampling in SAMPLINGS.items():
-        methods[name] = partial(_draw, logits=logits, sampling=sampling, uniforms=uniforms)
+        methods[name] = partial(_draw, logits=logits, sampling=sampling, keys=keys)
     return [
         KernelComparison(
             f"{dtype}, {NUM_SAMPLED_ROWS} rows of {VOCAB_SIZE}, {name}",
@@ -172,8 +173,8 @@ def sampling_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[Kernel
     ]
 
 
-def _draw(sampler: SamplerBackend, logits: torch.Tensor, sampling: SamplingParams, uniforms: Sequence[float]) -> object:
-    return sampler.sample(logits, [sampling] * len(uniforms), uniforms)
+def _draw(sampler: SamplerBackend, logits: torch.Tensor, sampling: SamplingParams, keys: Sequence[int]) -> object:
+    return sampler.sample(logits, [sampling] * len(keys), keys)
 
 
 def _each(products: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> object:

@@ -1,6 +1,6 @@
 """Constrained tokens of a stock Hugging Face model, from its logits and llguidance's own bitmask, step by step.
 
-Shares no code with the cluster's sampling: edits, mask, softmax and inverse CDF are written out here, in float64.
+Shares no code with the cluster's sampling: edits, mask, noise and draw are written out here, in float64.
 """
 
 from __future__ import annotations
@@ -103,7 +103,12 @@ def _edited(raw: np.ndarray, prompt: Sequence[int], output: Sequence[int], draw:
 
 
 def _drawn(logits: np.ndarray, draw: Draw, position: int) -> int:
+    """Gumbel-max with the noise of sampler version 2: 32 bits of (seed, position, token)."""
     digest = blake2b(f"{draw.seed}:{position}".encode(), digest_size=8, person=b"baton-sample").digest()
-    number = (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-    cumulated = np.exp((logits - logits.max()) / draw.temperature).cumsum()
-    return int(np.searchsorted(cumulated, number * cumulated[-1], side="right"))
+    low, high = np.frombuffer(digest, "<u4")
+    bits = np.arange(len(logits), dtype=np.uint32) * np.uint32(0x9E3779B9) + low
+    bits = (bits ^ bits >> 16) * np.uint32(0x7FEB352D)
+    bits = ((bits ^ bits >> 15) + high) * np.uint32(0x846CA68B)
+    bits ^= bits >> 16
+    gumbels = -np.log(-np.log1p(-(bits + 0.5) / 2.0**32))
+    return int(np.argmax(logits / draw.temperature + gumbels))

@@ -19,7 +19,7 @@ import torch
 from baton.model.kernels.build import BuildSpec, IsaLevel, build_specs, source_digest
 
 _BOOL, _INT, _ADDRESS = ctypes.c_bool, ctypes.c_int64, ctypes.c_void_p
-_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
+_FLOAT = ctypes.c_float
 
 
 class KernelsUnavailable(Exception):
@@ -90,7 +90,7 @@ def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
         leave_lease=_function(library, "leave_lease"),
         borrow_core=_function(library, "borrow_core", _INT, ctypes.c_uint64, result=_BOOL),
         borrowed_ns=_function(library, "borrowed_ns", result=_INT),
-        sample=_function(library, "sample", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, _DOUBLE, _ADDRESS),
+        sample=_function(library, "sample", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, ctypes.c_uint64, _ADDRESS),
     )
 
 

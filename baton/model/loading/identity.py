@@ -18,7 +18,7 @@ from baton.kv.geometry import KVGeometry
 from baton.model.errors import UnreadableModel
 from baton.model.loading.quantization import Quantization
 
-SAMPLER_VERSION = 1
+SAMPLER_VERSION = 2
 """Raise it when the same logits, seed and position may draw another token."""
 
 MAX_HEADER_BYTES = 100_000_000

@@ -20,7 +20,8 @@ from baton.model.int8_rows import INT8_MAX, quantize_rows
 from baton.model.kernels.library import Kernels
 from baton.model.linears.int8 import Int8Linear
 from baton.model.linears.panels import PanelLinear
-from baton.model.sampling.distribution import Filters, filter_weights, sample_by_cdf
+from baton.model.sampling.distribution import Filters, filter_weights
+from baton.model.sampling.gumbel import draw_key, sample_by_gumbel
 from baton.model.sampling.native import NativeSampler
 from baton.model.storage import PageStorage
 
@@ -45,10 +46,10 @@ def _samples_correctly(kernels: Kernels) -> bool:
     logits = 3 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))
     rows = [SamplingParams(top_k=40), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1), SamplingParams()]
     rows.append(SamplingParams(temperature=0.5, top_k=500, top_p=0.7, min_p=0.01))
-    uniforms = [0.1, 0.3, 0.5, 0.7, 0.9]
+    keys = [draw_key(seed, 0) for seed in range(len(rows))]
     sampler = NativeSampler(kernels)
-    sampled = sample_by_cdf(filter_weights(logits, Filters.of(rows, logits.shape[1])), uniforms)
-    return torch.equal(sampler.sample(logits, rows, uniforms), sampled) and torch.equal(
+    sampled = sample_by_gumbel(filter_weights(logits, Filters.of(rows, logits.shape[1])), keys)
+    return torch.equal(sampler.sample(logits, rows, keys), sampled) and torch.equal(
         sampler.argmax(logits), logits.argmax(-1)
     )
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties and biases, temperature, filters, and sampling by the inverse CDF.
+"""From logits to weights: penalties and biases, temperature, and filters.
 
 Pure functions of tensors on any device, called by the sampler. Weights are float32, their sums float64. Branches depend
 on request parameters only, so a GPU is never waited for. A row's result is independent of the other rows and of the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -150,25 +149,6 @@ def _top_p_threshold(weights: torch.Tensor, top_p: torch.Tensor, sizes: Sequence
             break
     last = inside.sum(-1, keepdim=True).clamp(min=1) - 1
     return torch.where(top_p < 1.0, best.gather(-1, last), 0.0)
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for (seed, position): 53 bits of BLAKE2b, equal in every process and attempt."""
-    digest = blake2b(f"{seed}:{position}".encode(), digest_size=8, person=b"baton-sample").digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def sample_by_cdf(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-    """Token ids [rows]: the lowest id at which a row's cumulative weight exceeds its uniform number.
-
-    The order is by id, not by probability. So a rounding difference in the logits changes the token only if it moves a
-    boundary past the number, never because two nearly equal tokens swap places.
-    """
-    cumulated = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulated[:, -1:]
-    numbers = _column(uniforms, weights.device, torch.float64)
-    target = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, target, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def _column(values: Sequence[float], device: torch.device | str, dtype: torch.dtype = torch.float32) -> torch.Tensor:

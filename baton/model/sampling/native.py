@@ -1,7 +1,7 @@
 """Sampling with the native kernels: one or two passes over a row's logits, no sorting.
 
-Used where the logits are on the CPU. Filters and the order of the cumulative sum are those of
-`baton.model.sampling.distribution`; results are equal up to rounding.
+Used where the logits are on the CPU. Filters are those of `baton.model.sampling.distribution`, noise that of
+`baton.model.sampling.gumbel`; results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class NativeSampler:
         self._kernels.argmax(is_bfloat16, logits.data_ptr(), *logits.shape, tokens.data_ptr())
         return tokens
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-        """One token a row, by its parameters and its number in [0, 1)."""
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> torch.Tensor:
+        """One token a row, by its parameters and its `draw_key`."""
         logits = _readable(logits).float()
         tokens = torch.empty(len(rows), dtype=torch.int64)
         vocab_size = logits.shape[1]
-        for index, (row, uniform) in enumerate(zip(rows, uniforms, strict=True)):
+        for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
             self._kernels.sample(
                 *(logits.data_ptr() + 4 * index * vocab_size, vocab_size, max(row.temperature, MIN_TEMPERATURE)),
-                *(row.top_k, row.top_p, row.min_p, uniform, tokens.data_ptr() + 8 * index),
+                *(row.top_k, row.top_p, row.min_p, key, tokens.data_ptr() + 8 * index),
             )
         return tokens
 

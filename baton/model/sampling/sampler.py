@@ -1,9 +1,9 @@
 """Samples the next token of every row from the model's logits. Called by the runner on the engine thread.
 
-Randomness is keyed by (seed, position), where position is the number of tokens so far: a request gets the same tokens
-in every attempt, batch and process. A batch of greedy rows without logprobs costs one argmax. Everything is computed on
-the logits' device. On a GPU nothing waits until the result is read; then only tokens and requested logprobs are copied
-to the host. Knows rows and logits, no scheduler.
+Randomness is keyed by (seed, position, token id), where position is the number of tokens so far: a request gets the
+same tokens in every attempt, batch and process. A batch of greedy rows without logprobs costs one argmax. Everything is
+computed on the logits' device. On a GPU nothing waits until the result is read; then only tokens and requested logprobs
+are copied to the host. Knows rows and logits, no scheduler.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from baton.model.sampling.distribution import (
     filter_weights,
     mask_logits,
     process_logits,
-    sample_by_cdf,
-    uniform,
 )
+from baton.model.sampling.gumbel import draw_key, sample_by_gumbel
 from baton.model.to_device import int64_tensor
 
 
@@ -95,8 +94,8 @@ class SamplerBackend(Protocol):
         """Argmax of each row; ties go to the lowest token id."""
         ...
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-        """One token a row, by its filters and its number in [0, 1)."""
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> torch.Tensor:
+        """One token a row, by its filters and its `draw_key`."""
         ...
 
 
@@ -106,10 +105,10 @@ class TorchSampler:
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> torch.Tensor:
         on_host = logits.device.type == "cpu"
         filters = Filters.of(rows, logits.shape[-1], logits.device)
-        return sample_by_cdf(filter_weights(logits, filters, TOP_P_CANDIDATES if on_host else ()), uniforms)
+        return sample_by_gumbel(filter_weights(logits, filters, TOP_P_CANDIDATES if on_host else ()), keys)
 
 
 _TORCH = TorchSampler()
@@ -158,9 +157,9 @@ def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerB
 
 
 def _sample(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend) -> torch.Tensor:
-    """Tokens [rows], each by its row's own number."""
-    uniforms = [uniform(row.sampling.seed, len(row.history)) for row in rows]
-    return sampler.sample(logits, [row.sampling for row in rows], uniforms)
+    """Tokens [rows], each by its row's own key."""
+    keys = [draw_key(row.sampling.seed, len(row.history)) for row in rows]
+    return sampler.sample(logits, [row.sampling for row in rows], keys)
 
 
 def _process(logits: torch.Tensor, row: SamplingRow) -> None:

@@ -1,7 +1,7 @@
 // Argmax, and sampling with temperature, top-k, top-p and min-p.
 //
-// Called through `baton/model/sampling/native.py`. The filters and the order of the cumulative sum are those of
-// `baton/model/sampling/distribution.py`. Nothing is sorted: a filter's threshold is found by radix select.
+// Called through `baton/model/sampling/native.py`. The filters are those of `baton/model/sampling/distribution.py`, the
+// noise that of `baton/model/sampling/gumbel.py`. Nothing is sorted: a filter's threshold is found by radix select.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -115,29 +115,42 @@ float find_threshold(const float* weights, int64_t n, float least, double limit)
     return threshold;
 }
 
-// Inverse CDF: the lowest token id at which the cumulative sum of weights of at least `least` exceeds `uniform` of all.
-int64_t sample(const float* weights, int64_t n, float least, double uniform) {
-    constexpr int64_t kBlock = 512;
-    double total = 0.0;
-    for (int64_t first = 0; first < n; first += kBlock)
-        total += sum_at_least(weights + first, std::min(kBlock, n - first), least);
-    const double target = std::min(uniform * total, std::nextafter(total, 0.0));
-    double passed = 0.0;
-    int64_t last = 0;
+// 32 bits of a token under a key: a permutation with two rounds, as in `gumbel.py`.
+BATON_INLINE uint32_t token_bits(uint64_t key, int64_t token) {
+    uint32_t bits = (uint32_t)token * 0x9E3779B9u + (uint32_t)key;
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352Du;
+    bits = ((bits ^ (bits >> 15)) + (uint32_t)(key >> 32)) * 0x846CA68Bu;
+    return bits ^ (bits >> 16);
+}
+
+// Gumbel-max: the token with the largest weight / exponential number; ties go to the lowest id. The number of a token is
+// -log(1 - u), which is above u. So a weight below `best * u` cannot win, and few logarithms are computed. In the first
+// test, `u` lacks its last bits, which makes it no larger. `u` is above 2^-34, so very light tokens need no bits at all.
+int64_t sample(const float* weights, int64_t n, float least, uint64_t key) {
+    constexpr int64_t kBlock = 64;
+    double best = 0.0;
+    int64_t token = 0;
     for (int64_t first = 0; first < n; first += kBlock) {
         const int64_t end = std::min(first + kBlock, n);
-        const double sum = sum_at_least(weights + first, end - first, least);
-        if (passed + sum <= target) {
-            passed += sum;
-            continue;
-        }
+        const float bound = (float)(best * (1.0 - 1e-6));  // rounding must not exclude a winner
+        const float lightest = std::max({least, bound * 0x1p-34f, std::numeric_limits<float>::min()});
+        int candidates = 0;
+        for (int64_t i = first; i < end; i++) candidates |= weights[i] >= lightest;
+        if (!candidates) continue;
+        candidates = 0;
         for (int64_t i = first; i < end; i++) {
-            if (weights[i] < least || weights[i] == 0.0f) continue;
-            passed += weights[i], last = i;
-            if (passed > target) return i;
+            const float u = (float)(int32_t)(token_bits(key, i) >> 8) * 0x1p-24f;
+            candidates |= (weights[i] >= lightest) & (weights[i] >= bound * u);
+        }
+        if (!candidates) continue;
+        for (int64_t i = first; i < end; i++) {
+            const double u = ((double)token_bits(key, i) + 0.5) * 0x1p-32;
+            if (weights[i] < lightest || weights[i] <= best * u) continue;
+            const double score = weights[i] / -std::log1p(-u);
+            if (score > best) best = score, token = i;
         }
     }
-    return last;  // rounding made this sum smaller than the block sums
+    return token;
 }
 
 thread_local Workspace workspace;
@@ -154,7 +167,7 @@ BATON_API void baton_argmax(bool is_bf16, const void* logits, int64_t num_rows, 
 
 // One row. top_k: at most vocab_size, 0 for no limit; top_p of 1 or more and min_p of 0 keep every token.
 BATON_API void baton_sample(const float* logits, int64_t vocab_size, float temperature, int64_t top_k, float top_p,
-                            float min_p, double uniform, int64_t* token) {
+                            float min_p, uint64_t key, int64_t* token) {
     auto* weights = (float*)workspace.get(vocab_size * sizeof(float));
     exp_weights(logits, vocab_size, temperature, weights);
     float least = 0.0f;
@@ -164,5 +177,5 @@ BATON_API void baton_sample(const float* logits, int64_t vocab_size, float tempe
         const double mass = sum_at_least(weights, vocab_size, least);
         least = find_threshold<Measure::kMass>(weights, vocab_size, least, mass * top_p);
     }
-    *token = sample(weights, vocab_size, std::max(least, min_p), uniform);
+    *token = sample(weights, vocab_size, std::max(least, min_p), key);
 }

@@ -121,7 +121,7 @@ def test_another_sampler_is_another_model(monkeypatch: pytest.MonkeyPatch) -> No
     ours = fingerprint(MODEL_DIR)
     monkeypatch.setattr(identity, "SAMPLER_VERSION", SAMPLER_VERSION + 1)
     theirs = fingerprint(MODEL_DIR)
-    assert ours.difference(theirs.digest, theirs.parts) == "sampler_version: 1 here, 2 there"
+    assert ours.difference(theirs.digest, theirs.parts) == "sampler_version: 2 here, 3 there"
 
 
 def test_a_draft_model_is_named_and_its_absence_changes_nothing(tmp_path: Path) -> None:

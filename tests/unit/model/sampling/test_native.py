@@ -1,4 +1,4 @@
-"""The native sampler at every level against the torch sampler: same filters, same order of the cumulative sum."""
+"""The native sampler at every level against the torch sampler: same filters, same noise."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from baton.domain.request import SamplingParams
 from baton.model.kernels.build import IsaLevel
 from baton.model.kernels.library import load_kernels
-from baton.model.sampling.distribution import Filters, filter_weights, sample_by_cdf
+from baton.model.sampling.distribution import Filters, filter_weights
+from baton.model.sampling.gumbel import draw_key, sample_by_gumbel
 from baton.model.sampling.native import NativeSampler
 from tests.kernels import kernel_levels
 
 pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
 
 VOCAB_SIZES = (1, 7, 64, 1000, 32_003)
-UNIFORMS = (0.0, 1e-7, 0.125, 0.5, 0.875, 0.999, 1 - 1e-6)
+KEYS = (0, 2**64 - 1, *(draw_key(seed, 9) for seed in range(5)))
 FILTERS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature, top_k, top_p, min_p in itertools.product(
@@ -33,8 +34,8 @@ class NativeTokens:
     def __init__(self, level: IsaLevel) -> None:
         self._sampler = NativeSampler(load_kernels(level))
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
-        return self._sampler.sample(logits, rows, uniforms).tolist()
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> list[int]:
+        return self._sampler.sample(logits, rows, keys).tolist()
 
     def argmax(self, logits: torch.Tensor) -> list[int]:
         return self._sampler.argmax(logits).tolist()
@@ -44,8 +45,8 @@ def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor
     return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
 
 
-def by_torch(logits: torch.Tensor, rows: list[SamplingParams], uniforms: list[float]) -> list[int]:
-    tokens: list[int] = sample_by_cdf(filter_weights(logits, Filters.of(rows, logits.shape[-1])), uniforms).tolist()
+def by_torch(logits: torch.Tensor, rows: list[SamplingParams], keys: list[int]) -> list[int]:
+    tokens: list[int] = sample_by_gumbel(filter_weights(logits, Filters.of(rows, logits.shape[-1])), keys).tolist()
     return tokens
 
 
@@ -53,10 +54,10 @@ def by_torch(logits: torch.Tensor, rows: list[SamplingParams], uniforms: list[fl
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_equal_the_torch_samplers(level: IsaLevel, vocab_size: int, dtype: torch.dtype):
-    logits = random_logits(len(UNIFORMS), vocab_size).to(dtype)
+    logits = random_logits(len(KEYS), vocab_size).to(dtype)
     for params in FILTERS:
-        rows = [params] * len(UNIFORMS)
-        assert NativeTokens(level).sample(logits, rows, UNIFORMS) == by_torch(logits, rows, list(UNIFORMS)), params
+        rows = [params] * len(KEYS)
+        assert NativeTokens(level).sample(logits, rows, KEYS) == by_torch(logits, rows, list(KEYS)), params
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -65,7 +66,7 @@ def test_equally_probable_tokens_stay_or_go_together(level: IsaLevel):
     logits = torch.full((1, 50), -30.0)
     logits[0, [3, 17, 40, 41]] = torch.tensor([1.0, 2.0, 1.0, 1.0])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6), SamplingParams(top_k=2, top_p=0.6)):
-        drawn = {NativeTokens(level).sample(logits, [params], [step / 64])[0] for step in range(64)}
+        drawn = {NativeTokens(level).sample(logits, [params], [draw_key(0, step)])[0] for step in range(64)}
         assert drawn == {3, 17, 40, 41}
 
 
@@ -74,21 +75,21 @@ def test_banned_and_impossible_tokens_are_never_sampled(level: IsaLevel):
     logits = torch.full((1, 20), -torch.inf)
     logits[0, 7] = 0.0
     logits[0, 3] = -200.0  # negligible beside the other
-    for uniform in (*UNIFORMS, 1 - 2.0**-53):
-        assert NativeTokens(level).sample(logits, [SamplingParams(temperature=1.0)], [uniform]) == [7]
-    assert NativeTokens(level).sample(random_logits(1, 999), [SamplingParams(temperature=1e-40)], [0.99]) == [
+    for key in KEYS:
+        assert NativeTokens(level).sample(logits, [SamplingParams(temperature=1.0)], [key]) == [7]
+    assert NativeTokens(level).sample(random_logits(1, 999), [SamplingParams(temperature=1e-40)], [7]) == [
         int(random_logits(1, 999).argmax())
     ]
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_every_row_has_its_own_parameters_and_number(level: IsaLevel):
+def test_every_row_has_its_own_parameters_and_key(level: IsaLevel):
     logits = random_logits(4, 5000)
     rows = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.5), SamplingParams(min_p=0.2)]
-    uniforms = [0.1, 0.6, 0.9, 0.99]
-    together = NativeTokens(level).sample(logits, rows, uniforms)
-    alone = [NativeTokens(level).sample(logits[i : i + 1], rows[i : i + 1], uniforms[i : i + 1])[0] for i in range(4)]
-    assert together == alone == by_torch(logits, rows, uniforms)
+    keys = list(KEYS[2:6])
+    together = NativeTokens(level).sample(logits, rows, keys)
+    alone = [NativeTokens(level).sample(logits[i : i + 1], rows[i : i + 1], keys[i : i + 1])[0] for i in range(4)]
+    assert together == alone == by_torch(logits, rows, keys)
 
 
 @pytest.mark.parametrize("level", kernel_levels())
