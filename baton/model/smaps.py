@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 SMAPS = Path("/proc/self/smaps")
-HUGE_LINES = ("AnonHugePages:", "FilePmdMapped:", "ShmemPmdMapped:")
 SHARED_READ_ONLY = "r--s"
 """Permissions of a mapping whose pages every process that maps the file has in common, and none can change."""
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ")
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) ", re.MULTILINE)
+_HUGE = re.compile(rb"^(?:AnonHugePages|FilePmdMapped|ShmemPmdMapped): +(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,26 @@ def measure_memory(tensors: Iterable[torch.Tensor]) -> WeightMemory | None:
         else:
             num_bytes += tensor.nbytes
     num_bytes += sum(end - start for start, end in ranges)
+    ordered = sorted(ranges)
+    if not ordered:
+        return WeightMemory(num_bytes, 0, 0)
+    first, last = ordered[0][0], max(end for _, end in ordered)
     huge = shared = 0
-    for low, high, permissions, huge_bytes in _mappings():
-        covered = sum(max(0, min(high, end) - max(low, start)) for start, end in ranges)
+    for low, high, permissions, huge_bytes in _mappings(SMAPS.read_bytes(), first, last):
+        covered = sum(max(0, min(high, end) - max(low, start)) for start, end in ordered)
         huge += min(covered, huge_bytes)
         shared += covered if permissions == SHARED_READ_ONLY else 0
     return WeightMemory(num_bytes, huge, shared)
 
 
-def _mappings() -> Iterator[tuple[int, int, str, int]]:
-    """First address, end, permissions and bytes on huge pages of every mapping."""
-    found: re.Match[str] | None = None
-    huge = 0
-    with SMAPS.open(encoding="utf-8") as lines:
-        for line in lines:
-            if start := _MAPPING.match(line):
-                if found is not None:
-                    yield int(found[1], 16), int(found[2], 16), found[3], huge
-                found, huge = start, 0
-            elif line.startswith(HUGE_LINES):
-                huge += int(line.split()[1]) * 1024
-    if found is not None:
-        yield int(found[1], 16), int(found[2], 16), found[3], huge
+def _mappings(smaps: bytes, first: int, last: int) -> Iterator[tuple[int, int, str, int]]:
+    """First address, end, permissions and bytes on huge pages of every mapping that meets `first` to `last`.
+
+    A process with torch has more than a thousand mappings of 25 lines each; few of them hold weights.
+    """
+    headers = list(_MAPPING.finditer(smaps))
+    for header, following in zip(headers, [*headers[1:], None], strict=True):
+        low, high = int(header[1], 16), int(header[2], 16)
+        if high > first and low < last:
+            fields = smaps[header.end() : None if following is None else following.start()]
+            yield low, high, header[3].decode(), 1024 * sum(int(number) for number in _HUGE.findall(fields))

@@ -1,7 +1,7 @@
 """A fork server of service processes: one process imports everything once and forks each service.
 
 `python -m chaos.testbed.fork_server FD MODULE...` is that process; `ForkServer` starts it and asks for children. A
-child runs a `baton` command from its first line to the interpreter's end, with its own pid and log. It saves five
+child runs a `baton` command from its first line to the process's end, with its own pid and log. It saves five
 seconds of importing torch and transformers. The tests and the storms of kills use it. No thread may run before a fork,
 and no library may be active (grpc, NIXL and uvloop start with their first use): a child would inherit half of its
 work.
@@ -28,6 +28,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from baton.settings.process import end_process
 
 SERVICES = ("baton.services.router.app", "baton.services.prefill.app", "baton.services.decode.app")
 CHECKPOINT_LOADING = (
@@ -229,7 +231,9 @@ def main() -> int:
         importlib.import_module(name)
     gc.freeze()  # children share these objects; collecting them would copy pages
     request = _ServerLoop(requests).serve()
-    return 0 if request is None else request.run()
+    if request is not None:
+        end_process(request.run())
+    return 0
 
 
 if __name__ == "__main__":

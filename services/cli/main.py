@@ -25,6 +25,7 @@ from baton.services.cli.trace import trace
 from baton.services.cli.up import up
 from baton.services.cli.workers.drain import drain
 from baton.services.cli.workers.role import role
+from baton.settings.process import end_process
 
 
 def build_app() -> App:
@@ -67,7 +68,10 @@ def run(tokens: Sequence[str]) -> int:
 
 def main() -> None:
     """The entry point of the `baton` script."""
-    sys.exit(run(sys.argv[1:]))
+    exit_code = run(sys.argv[1:])
+    if sys.argv[1:2] == ["serve"]:
+        end_process(exit_code)
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

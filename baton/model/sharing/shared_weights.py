@@ -160,8 +160,10 @@ class _SharedLoader:
 
     def _on_best_pages(self, file: WeightFile) -> tuple[WeightFile, str]:
         """The file's tensors as they are, or with `AUTO` as private copies where only these are on huge pages."""
+        if self._plan.sharing is WeightSharing.ALWAYS:
+            return file, ""
         memory = measure_memory(file.tensors)
-        if self._plan.sharing is WeightSharing.ALWAYS or memory is None or memory.huge_fraction >= MIN_HUGE_FRACTION:
+        if memory is None or memory.huge_fraction >= MIN_HUGE_FRACTION:
             return file, ""
         if (huge_fraction([huge_empty((_SAMPLE_BYTES,), torch.uint8).zero_()]) or 0.0) < MIN_HUGE_FRACTION:
             return file, ""

@@ -1,12 +1,13 @@
 """Cores, threads and garbage collection of a process, tested in child processes."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from baton.settings.base import SettingsError
-from baton.settings.process import child_environment, limit_cores, thread_variables, usable_cores
+from baton.settings.process import EXIT_UNWRITTEN, child_environment, limit_cores, thread_variables, usable_cores
 
 
 def test_a_missing_core_is_refused():
@@ -41,3 +42,38 @@ def test_frozen_objects_are_not_collected_and_later_garbage_is():
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.split() == ["False", "True", "1"]
+
+
+def ended(program: str, *, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"import sys; from baton.settings.process import end_process; {program}"]
+    environment = child_environment({"PYTHONUNBUFFERED": ""})  # what is written waits for the end
+    return subprocess.run(
+        command, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+
+
+def test_a_process_ends_without_taking_its_objects_apart():
+    """Threads end first, then exit handlers run, and output is written; no object is finalized."""
+    run = ended(
+        "import atexit, threading\n"
+        "class Kept:\n"
+        "    def __del__(self): print('finalized', flush=True)\n"
+        "kept, proceed = Kept(), threading.Event()\n"
+        "def wait(): proceed.wait(30); print('thread')\n"
+        "threading.Thread(target=wait).start()\n"
+        "atexit.register(print, 'handler')\n"
+        "threading._register_atexit(proceed.set)\n"  # as executors end their threads
+        "end_process(7)"
+    )
+    assert (run.returncode, run.stdout.split(), run.stderr) == (7, ["thread", "handler"], "")
+
+
+def test_a_process_without_a_reader_of_its_output_ends_as_failed():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        assert ended("print('lost'); end_process(0)", stdout=write_end).returncode == EXIT_UNWRITTEN
+        assert ended("print('lost'); end_process(5)", stdout=write_end).returncode == 5
+        assert ended("sys.stdout.close(); end_process(0)").returncode == EXIT_UNWRITTEN
+    finally:
+        os.close(write_end)
