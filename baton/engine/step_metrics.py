@@ -14,6 +14,12 @@ from baton.telemetry import metrics
 
 monotonic_s = time.monotonic
 
+ENCODE_SMOOTHING = 0.2
+"""Weight of the newest step in the time of a row of an image."""
+
+CHUNK_TOKENS = 256
+"""Tokens of the chunk whose time per token stands for that of prompts."""
+
 
 class StepMetrics:
     """Times steps and keeps the page gauges. `step_started_at` may be read from other threads (one word)."""
@@ -30,6 +36,8 @@ class StepMetrics:
         self._waiting = metrics.WAITING_REQUESTS.labels(role.value)
         self._step_time_error = metrics.STEP_TIME_ERROR.labels(role.value)
         self._forward_s = 0.0
+        self._encode_s_per_row = 0.0
+        self.last_encode_s = 0.0
         self.num_tokens = 0
         self.step_time = StepTimeModel()
 
@@ -50,6 +58,29 @@ class StepMetrics:
             seconds = monotonic_s() - started_at
             self._step_s.observe(seconds)
             self._host_s.observe(max(0.0, seconds - self._forward_s))
+
+    @contextmanager
+    def encode(self, num_rows: int) -> Iterator[None]:
+        """Encloses a step that makes `num_rows` rows of images: nothing of it is the host's time, or a token's."""
+        started_at = self.step_started_at = monotonic_s()
+        try:
+            yield
+        finally:
+            self.step_started_at = None
+            seconds = self.last_encode_s = monotonic_s() - started_at
+            metrics.ENCODE_SECONDS.observe(seconds)
+            found, known = seconds / max(1, num_rows), self._encode_s_per_row
+            self._encode_s_per_row = found if known == 0.0 else known + ENCODE_SMOOTHING * (found - known)
+
+    def tokens_to_encode(self, num_rows: int) -> int:
+        """Prompt tokens that take as long as `num_rows` rows of images, by both times as measured here.
+
+        As many as rows until both are known.
+        """
+        if num_rows == 0 or self._encode_s_per_row == 0.0 or not self.step_time.reliable:
+            return num_rows
+        token_s = self.step_time.seconds_of(CHUNK_TOKENS, 0, CHUNK_TOKENS) / CHUNK_TOKENS
+        return num_rows if token_s <= 0.0 else round(num_rows * self._encode_s_per_row / token_s)
 
     @contextmanager
     def forward(self, batch: Batch) -> Iterator[None]:

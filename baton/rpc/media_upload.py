@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from baton.rpc.gen import prefill_pb2
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
@@ -13,17 +13,29 @@ MAX_PART_BYTES = 1024 * 1024
 
 
 async def put_media(
-    stub: PrefillStub, header: prefill_pb2.MediaHeader, data: bytes, timeout_s: float, metadata: Metadata = ()
+    stub: PrefillStub,
+    header: prefill_pb2.MediaHeader,
+    data: bytes,
+    timeout_s: float,
+    metadata: Metadata = (),
+    on_part: Callable[[int], None] = lambda num_bytes: None,
 ) -> prefill_pb2.PutMediaResponse:
-    """Sends `data`, which `header` describes. Raises `grpc.aio.AioRpcError`."""
+    """Sends `data`, which `header` describes. `on_part` gets the bytes of each part that gRPC takes.
+
+    Raises `grpc.aio.AioRpcError`.
+    """
     response: prefill_pb2.PutMediaResponse = await stub.PutMedia(
-        media_parts(header, data), timeout=timeout_s, metadata=metadata
+        media_parts(header, data, on_part), timeout=timeout_s, metadata=metadata
     )
     return response
 
 
-def media_parts(header: prefill_pb2.MediaHeader, data: bytes) -> Iterator[prefill_pb2.PutMediaRequest]:
+def media_parts(
+    header: prefill_pb2.MediaHeader, data: bytes, on_part: Callable[[int], None] = lambda num_bytes: None
+) -> Iterator[prefill_pb2.PutMediaRequest]:
     """The messages of one call."""
     yield prefill_pb2.PutMediaRequest(header=header)
     for first in range(0, len(data), MAX_PART_BYTES):
-        yield prefill_pb2.PutMediaRequest(data=data[first : first + MAX_PART_BYTES])
+        part = data[first : first + MAX_PART_BYTES]
+        on_part(len(part))
+        yield prefill_pb2.PutMediaRequest(data=part)

@@ -16,6 +16,7 @@ def encode_prefill_times(times: PrefillTimes) -> pb.PrefillTimes:
         computed_tokens=times.computed_tokens,
         cached_tokens=times.cached_tokens,
         imported_tokens=times.imported_tokens,
+        encode_us=times.encode_us,
     )
 
 
@@ -29,6 +30,7 @@ def decode_prefill_times(message: pb.PrefillTimes) -> PrefillTimes:
         message.computed_tokens,
         message.cached_tokens,
         message.imported_tokens,
+        message.encode_us,
     )
 
 

@@ -49,9 +49,7 @@ WORKERS_LOST_TOTAL = Counter(
     registry=REGISTRY,
 )
 OPEN_LINK_BREAKERS = Gauge(
-    "baton_open_link_breakers",
-    "Links whose circuit breaker is open or half-open in this router.",
-    registry=REGISTRY,
+    "baton_open_link_breakers", "Links whose circuit breaker is open or half-open here.", registry=REGISTRY
 )
 RETRIES_TOTAL = Counter(
     "baton_retries", "Attempts lost and retried.", ["phase", "reason", "outcome"], registry=REGISTRY
@@ -315,11 +313,7 @@ STEP_SECONDS = Histogram(
     "baton_step_seconds", "One step, from schedule to commit.", ["role"], buckets=_STEP_BUCKETS_S, registry=REGISTRY
 )
 STEP_HOST_SECONDS = Histogram(
-    "baton_step_host_seconds",
-    "The part of a step outside the forward pass.",
-    ["role"],
-    buckets=_STEP_BUCKETS_S,
-    registry=REGISTRY,
+    "baton_step_host_seconds", "A step less its forward pass.", ["role"], buckets=_STEP_BUCKETS_S, registry=REGISTRY
 )
 STEP_TOKENS = Histogram(
     "baton_step_tokens", "Tokens extended in a step.", ["role"], buckets=_COUNT_BUCKETS, registry=REGISTRY
@@ -347,10 +341,7 @@ GRAMMAR_COMPILE_SECONDS = Histogram(
     registry=REGISTRY,
 )
 CONSTRAINT_FAILURES_TOTAL = Counter(
-    "baton_constraint_failures",
-    "Requests whose constraint could not be kept, by reason.",
-    ["reason"],
-    registry=REGISTRY,
+    "baton_constraint_failures", "Requests whose constraint could not be kept.", ["reason"], registry=REGISTRY
 )
 PREEMPTIONS_TOTAL = Counter("baton_preemptions", "Rows that lost their pages.", ["reason"], registry=REGISTRY)
 SEND_BACKS_TOTAL = Counter(
@@ -360,7 +351,18 @@ SEND_BACKS_TOTAL = Counter(
     registry=REGISTRY,
 )
 
-# --- images (prefill) ---
+# --- images (router, prefill) ---
+MEDIA_UPLOADS_TOTAL = Counter(
+    "baton_media_uploads", "Images that this router sent to prefill workers.", ["outcome"], registry=REGISTRY
+)
+MEDIA_UPLOAD_BYTES_TOTAL = Counter("baton_media_upload_bytes", "Bytes of files in these uploads.", registry=REGISTRY)
+MEDIA_REFUSED_TOTAL = Counter(
+    "baton_media_refused",
+    "Image parts refused here: url, file, bytes, number, role, detail.",
+    ["reason"],
+    registry=REGISTRY,
+)
+ENCODE_SECONDS = Histogram("baton_encode_seconds", "Steps of images.", buckets=_STEP_BUCKETS_S, registry=REGISTRY)
 MEDIA_TOTAL = Counter("baton_media", "Images that came or were encoded, by outcome.", ["outcome"], registry=REGISTRY)
 MEDIA_HELD_BYTES = Gauge("baton_media_held_bytes", "Tensors and embeddings of images that are held.", registry=REGISTRY)
 MEDIA_EVICTED_TOTAL = Counter("baton_media_evicted", "Held images that made room for others.", registry=REGISTRY)

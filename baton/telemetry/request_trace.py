@@ -6,6 +6,7 @@ workers' own durations (`baton.domain.timing.attempt_times`) stand beside them. 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 
@@ -35,6 +36,7 @@ class Stage(enum.Enum):
     RESERVE = "reserve"
     DISPATCH = "dispatch"
     PREFILL_QUEUE = "prefill_queue"
+    ENCODE = "encode"
     PREFILL = "prefill"
     EMIT = "emit"
     TRANSFER_TAIL = "transfer_tail"
@@ -220,7 +222,7 @@ def log_fields(trace: RequestTrace) -> dict[str, object]:
 
 LOG_STAGES = {
     "queue": (Stage.READ, Stage.PARSE, Stage.ADMIT, Stage.RETRY, Stage.RESERVE, Stage.DISPATCH),
-    "prefill": (Stage.PREFILL_QUEUE, Stage.PREFILL, Stage.EMIT),
+    "prefill": (Stage.PREFILL_QUEUE, Stage.ENCODE, Stage.PREFILL, Stage.EMIT),
     "transfer": (Stage.TRANSFER_TAIL, Stage.JOIN),
     "decode": (Stage.DECODE, Stage.FINISH),
 }
@@ -236,9 +238,7 @@ def _without_chunks(trace: RequestTrace) -> RequestTrace:
         times = attempt.prefill_times
         if times is None:
             return attempt
-        without = PrefillTimes(
-            times.queue_us, times.compute_us, times.seal_us, (), times.computed_tokens, times.cached_tokens
-        )
+        without = dataclasses.replace(times, chunks=())
         return msgspec.structs.replace(attempt, prefill_times=without)
 
     return _with_attempts(trace, [[shorten(attempt) for attempt in s.attempts] for s in trace.sequences])

@@ -173,7 +173,7 @@ class SequenceTimer:
         before = 0
         for stage, at_us in ends:
             at_us = min(max(before, at_us), first_us)
-            before = _append(parts, stage, before, at_us, self._queue_us())
+            before = _append(parts, stage, before, at_us, self._prefill_times())
         if self.first_s is None:
             _append(parts, Stage.FINISH if finished else self._current_stage(), before, end_us, None)
             return tuple(parts)
@@ -210,10 +210,9 @@ class SequenceTimer:
             self._attempts.pop()
         self._attempts.append(attempt)
 
-    def _queue_us(self) -> int | None:
+    def _prefill_times(self) -> PrefillTimes | None:
         attempt = self._first_attempt or self._attempt
-        times = None if attempt is None else attempt.prefill_times
-        return None if times is None else times.queue_us
+        return None if attempt is None else attempt.prefill_times
 
     def _current_stage(self) -> Stage:
         stamped = self.request.stamps.keys() | self._stamps.keys()
@@ -255,12 +254,15 @@ class SequenceTimer:
         )
 
 
-def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, queue_us: int | None) -> int:
-    """Adds one stage and returns its end. The worker's queue time cuts PREFILL in two."""
-    if stage is Stage.PREFILL and queue_us is not None:
-        cut_us = min(start_us + max(0, queue_us), end_us)
-        parts.append(StageTime(Stage.PREFILL_QUEUE, start_us, cut_us - start_us))
-        start_us = cut_us
+def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, times: PrefillTimes | None) -> int:
+    """Adds one stage and returns its end. The worker's queue cuts PREFILL, and the time of its images the queue."""
+    if stage is Stage.PREFILL and times is not None:
+        encode_us = min(max(0, times.encode_us), max(0, times.queue_us))
+        for part, part_us in ((Stage.PREFILL_QUEUE, times.queue_us - encode_us), (Stage.ENCODE, encode_us)):
+            cut_us = min(start_us + max(0, part_us), end_us)
+            if part is Stage.PREFILL_QUEUE or encode_us:
+                parts.append(StageTime(part, start_us, cut_us - start_us))
+            start_us = cut_us
     parts.append(StageTime(stage, start_us, end_us - start_us))
     return end_us
 

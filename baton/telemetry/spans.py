@@ -173,6 +173,8 @@ def _worker_parts(attempt: AttemptTrace, called_us: int, first_us: int | None) -
     if (prefill := attempt.prefill_times) is not None:
         chunks = [(called_us + start_us, "chunk", {"baton.tokens": tokens}) for start_us, tokens in prefill.chunks]
         facts: Attributes = {"baton.computed_tokens": prefill.computed_tokens, "baton.queue_us": prefill.queue_us}
+        if prefill.encode_us:
+            facts = {**facts, "baton.encode_us": prefill.encode_us}
         yield "prefill", attempt.prefill, called_us, called_us + prefill.seal_us, facts, chunks
     if (pulled := attempt.import_times) is not None:
         facts = {"baton.bytes": pulled.bytes, "baton.transport": pulled.transport, "baton.proof": pulled.proof}

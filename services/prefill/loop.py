@@ -122,9 +122,11 @@ class PrefillLoop:
             return False
         batch = media.next_batch()
         if batch:
-            with self._turn.steps.step():
-                for key, error in self.encoder.encode(batch):
-                    media.on_failed(key, error)
+            with self._turn.steps.encode(sum(item.num_rows for _, item in batch)):
+                failed = self.encoder.encode(batch)
+            media.on_encoded(self._turn.steps.last_encode_s)
+            for key, error in failed:
+                media.on_failed(key, error)
         return bool(batch)
 
     def _hold(self, key: MediaKey, item: HeldMedia[Any, Any], reply: Reply[bool]) -> None:
@@ -256,9 +258,11 @@ class PrefillLoop:
                 return effect
 
     def _snapshot_load(self) -> WorkerLoad:
+        """Images that wait count as the prompt tokens that take as long."""
+        num_rows = self._scheduler.media.num_wanted_rows if self.encoder is not None else 0
         return WorkerLoad(
             waiting_requests=self._scheduler.num_waiting,
-            waiting_tokens=self._scheduler.num_remaining_tokens,
+            waiting_tokens=self._scheduler.num_remaining_tokens + self._turn.steps.tokens_to_encode(num_rows),
             running_rows=self._scheduler.num_chunking,
             available_pages=self._turn.cache.num_available,
             total_pages=self._turn.cache.pool.num_pages,

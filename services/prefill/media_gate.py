@@ -36,11 +36,19 @@ class MediaGate:
         self._budget_rows = budget_rows
         self._wanted: dict[MediaKey, set[AttemptId]] = {}  # in the order of their prompts
         self._failed: dict[AttemptId, BatonError] = {}
+        self._encoding: set[AttemptId] = set()  # prompts that wait for the images of the last batch
+        self._encode_s: dict[AttemptId, float] = {}
 
     @property
     def num_wanted(self) -> int:
         """Images that wait to be encoded."""
         return len(self._wanted)
+
+    @property
+    def num_wanted_rows(self) -> int:
+        """Rows of the images that wait to be encoded."""
+        items = map(self.store.find, self._wanted)
+        return sum(item.num_rows for item in items if item is not None and item.rows is None)
 
     def begin(self, request: EngineRequest, num_known: int) -> BatonError | None:
         """Pins the images of a new prompt, of which `num_known` tokens are cached. The error that ends it, or None."""
@@ -91,6 +99,7 @@ class MediaGate:
         """Takes the images of the next step from the queue: the first, and further ones within the budget."""
         batch: list[tuple[MediaKey, HeldMedia[Any, Any]]] = []
         num_rows = 0
+        self._encoding.clear()
         for key in list(self._wanted):
             item = self.store.find(key)
             if item is None or item.rows is not None:
@@ -98,19 +107,30 @@ class MediaGate:
                 continue
             if batch and num_rows + item.num_rows > self._budget_rows:
                 break
-            del self._wanted[key]
+            self._encoding |= self._wanted.pop(key)
             num_rows += item.num_rows
             batch.append((key, item))
         return batch
 
-    def end(self, id: AttemptId) -> None:
-        """Releases the images of a prompt that has left. Idempotent."""
+    def on_encoded(self, seconds: float) -> None:
+        """The step of the last batch took `seconds`: that is time of each prompt that waits for one of its images."""
+        for id in self._encoding:
+            self._encode_s[id] = self._encode_s.get(id, 0.0) + seconds
+        self._encoding.clear()
+
+    def end(self, id: AttemptId) -> float:
+        """Releases the images of a prompt that has left, and returns the time of the steps that encoded for it, in s.
+
+        Idempotent; 0 from the second call on.
+        """
+        self._encoding.discard(id)
         self.store.unpin(id)
         self._failed.pop(id, None)
         for key in [key for key, ids in self._wanted.items() if id in ids]:
             self._wanted[key].discard(id)
             if not self._wanted[key]:
                 del self._wanted[key]
+        return self._encode_s.pop(id, 0.0)
 
     def _find_overflow(self, request: EngineRequest, num_known: int) -> BatonError | None:
         """The refusal of a prompt whose images alone exceed the store; None if they fit, or nothing tells yet."""

@@ -52,6 +52,7 @@ class Prompt:
     num_overtaken: int = 0
     first_chunk_at: float | None = None
     compute_s: float = 0.0
+    encode_s: float = 0.0  # steps that encoded images for which it waited
     chunks: list[tuple[int, int]] = field(default_factory=list)  # (start_us, tokens) of the first chunks
     num_cached: int = 0
     num_filled: int = 0
@@ -91,4 +92,5 @@ class Prompt:
             computed_tokens=len(self.request.tokens) - self.num_cached,
             cached_tokens=self.num_cached,
             imported_tokens=sum(self.num_imported.values()),
+            encode_us=to_us(self.encode_s),
         )

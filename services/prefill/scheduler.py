@@ -384,7 +384,7 @@ class PrefillScheduler:
         self._exports.seal(request.id)
         num_pages = len(prompt.table.pages)
         prompt.table.release()
-        self.media.end(request.id)
+        prompt.encode_s = self.media.end(request.id)
         self._queue.seal(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
         cached = prompt.num_from_tiers, prompt.num_imported

@@ -14,7 +14,10 @@ MAX_CHUNK_TIMES = 16
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimes:
-    """Prefill's part, complete at the seal. `queue_us`, `seal_us` and the chunks' starts count from the receipt."""
+    """Prefill's part, complete at the seal. `queue_us`, `seal_us` and the chunks' starts count from the receipt.
+
+    `encode_us` is a part of `queue_us`: the steps that encoded images for which this prompt waited.
+    """
 
     queue_us: int
     compute_us: int
@@ -23,6 +26,7 @@ class PrefillTimes:
     computed_tokens: int
     cached_tokens: int
     imported_tokens: int = 0  # of the cached ones: read from another worker's cache for this prompt
+    encode_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class MediaEncoder:
                 metrics.MEDIA_TOTAL.labels("encode_failed").inc()
                 log.error("media_not_encoded", identity=key[1].hex(), why=repr(error)[:200])
                 continue
+            if rows.rows.is_cuda:  # else a later step would pay for it, and be blamed for its faults
+                torch.cuda.current_stream(rows.rows.device).synchronize()
             self._store.on_encoded(key, rows)
             metrics.MEDIA_TOTAL.labels("encoded").inc()
         metrics.MEDIA_HELD_BYTES.set(self._store.num_bytes)

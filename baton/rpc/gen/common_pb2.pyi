@@ -226,7 +226,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ..., verdict: _Optional[_Union[PageVerdict, str]] = ..., need_media: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens", "imported_tokens")
+    __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens", "imported_tokens", "encode_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     SEAL_US_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class PrefillTimes(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IMPORTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     seal_us: int
@@ -241,7 +242,8 @@ class PrefillTimes(_message.Message):
     computed_tokens: int
     cached_tokens: int
     imported_tokens: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., seal_us: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., imported_tokens: _Optional[int] = ...) -> None: ...
+    encode_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., seal_us: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., imported_tokens: _Optional[int] = ..., encode_us: _Optional[int] = ...) -> None: ...
 
 class ChunkTime(_message.Message):
     __slots__ = ("start_us", "tokens")

@@ -105,11 +105,26 @@ def chat(world: World, images: list[SentImage]) -> dict[str, Any]:
     return answer
 
 
+def encode_us(world: World, answer: dict[str, Any]) -> int | None:
+    """The stage `encode` of an answered chat, whose stages add up; None without one."""
+    trace = world.cluster.client.get(f"/v1/requests/{answer['id']}").json()["trace"]
+    found = {stage["stage"]: stage["duration_us"] for stage in trace["stages"]}
+    assert sum(found.values()) == trace["e2e_us"]
+    return found.get("encode")
+
+
 def test_a_chat_over_http_gives_the_models_own_tokens(world: World) -> None:
     """The router counts by headers and sends the files; the worker counts by tensors, or the request fails."""
     first, second, third = (world.image(seed) for seed in (21, 22, 23))
-    for images in ([first], [first, second], [first, third], [first, second], []):
+    for images, is_cold in (
+        ([first], True),
+        ([first, second], True),
+        ([first, third], True),
+        ([first, second], False),
+        ([], False),
+    ):
         answer = chat(world, images)
+        assert bool(encode_us(world, answer)) is is_cold
         ids = answer["prompt_token_ids"]
         assert ids.count(IMAGE) == NUM_ROWS * len(images)
         assert answer["usage"]["prompt_tokens"] == len(ids)

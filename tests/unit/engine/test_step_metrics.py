@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 
@@ -66,3 +67,36 @@ def test_the_step_time_model_learns_from_steps_without_copies(monkeypatch: pytes
     assert metrics.STEP_TIME_ERROR.labels("decode")._value.get() < 0.3
     step_metrics.run(Runner(), Batch((row,), (HostCopy((), (), to_host=True),)))
     assert step_metrics.step_time.num_steps == 9
+
+
+def host_seconds() -> float:
+    return metrics.REGISTRY.get_sample_value("baton_step_host_seconds_sum", {"role": "prefill"}) or 0.0
+
+
+def test_encoding_is_no_time_of_the_host_nor_of_tokens(monkeypatch: pytest.MonkeyPatch):
+    now = itertools.count(step=0.5)
+    monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", lambda: next(now))
+    step_metrics = StepMetrics(WorkerRole.PREFILL, PagePool(8))
+    before, steps = host_seconds(), metrics.REGISTRY.get_sample_value("baton_encode_seconds_count") or 0.0
+    with step_metrics.encode(10):
+        pass
+    assert step_metrics.step_age_s() == 0.0
+    assert (step_metrics.last_encode_s, host_seconds()) == (0.5, before)
+    assert metrics.REGISTRY.get_sample_value("baton_encode_seconds_count") == steps + 1
+    assert step_metrics.step_time.num_steps == 0
+
+
+def test_rows_of_images_count_as_the_prompt_tokens_that_take_as_long(monkeypatch: pytest.MonkeyPatch):
+    now = itertools.count(step=0.5)
+    monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", lambda: next(now))
+    step_metrics = StepMetrics(WorkerRole.PREFILL, PagePool(8))
+    step_metrics.step_time = Mock(reliable=False)
+    assert step_metrics.tokens_to_encode(7) == 7, "nothing is measured yet"
+    with step_metrics.encode(10):
+        pass  # 0.05 s a row
+    assert step_metrics.tokens_to_encode(7) == 7
+    step_metrics.step_time = Mock(reliable=True, seconds_of=lambda num, start, chunk: 0.01 * num)
+    assert (step_metrics.tokens_to_encode(7), step_metrics.tokens_to_encode(0)) == (35, 0)
+    with step_metrics.encode(5):
+        pass  # 0.1 s a row: a fifth of the difference counts
+    assert step_metrics.tokens_to_encode(100) == 600

@@ -208,3 +208,20 @@ def test_every_prompt_gets_its_rows_in_the_order_of_need(prompts: list[list[int]
         encoded += step
     assert not waiting
     assert encoded == list(dict.fromkeys(image for images in prompts for image in images))
+
+
+def test_a_step_is_time_of_the_prompts_that_wait_for_its_images():
+    gate, both, late = gate_with(1, 2, 3), request("both", 1, 2, 3), request("late", 3)
+    shown = request("shown", 1)
+    for one in (both, late, shown):
+        gate.begin(one, 0)
+    for one in (both, late):
+        assert gate.must_wait(one, 0)
+    assert gate.num_wanted_rows == 3 * ROWS
+    assert encode(gate) == [1, 2]
+    gate.on_encoded(0.25)
+    assert gate.num_wanted_rows == ROWS
+    assert encode(gate) == [3]
+    gate.on_encoded(0.5)
+    gate.on_encoded(9.0)
+    assert [gate.end(one.id) for one in (both, late, shown, both)] == [0.75, 0.5, 0.0, 0.0]

@@ -30,4 +30,5 @@ def test_text_passes_a_prompt_that_waits_for_its_image():
     assert step(world) == ["text"]
     ((key, _),) = gate.next_batch()
     store.on_encoded(key, "rows")
+    gate.on_encoded(0.25)
     assert step(world)[0] == "image"

@@ -8,7 +8,7 @@ from baton.rpc.gen import common_pb2
 
 
 def test_prefill_times_survive_the_wire():
-    times = PrefillTimes(1, 2, 3, ((4, 5), (6, 7)), 8, 9)
+    times = PrefillTimes(1, 2, 3, ((4, 5), (6, 7)), 8, 9, 10, 11)
     message = common_pb2.PrefillTimes.FromString(times_codec.encode_prefill_times(times).SerializeToString())
     assert times_codec.decode_prefill_times(message) == times
 

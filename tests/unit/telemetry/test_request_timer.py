@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,24 @@ def test_a_split_request_has_every_stage():
     assert attempt.skew_us == 189_000 - 180_000
     assert (attempt.prefill_times, attempt.import_times) == (PREFILL_TIMES, IMPORT_TIMES)
     assert (trace.id, trace.http_request_id, trace.tenant, trace.output_tokens) == ("call-1", "http-1", "acme", 3)
+
+
+@pytest.mark.parametrize(
+    ("encode_us", "queue", "encode"),
+    [(30_000, 10_000, 30_000), (40_000, 0, 40_000), (99_000, 0, 40_000), (-5, 40_000, None)],
+)
+def test_images_cut_the_queue_and_the_stages_still_add_up(encode_us, queue, encode):
+    run = Run()
+    run.sequence(0.010).attempt(1, PREFILL, DECODE, busy_replies=0)
+    run.sequence(0.011).stamp(Stage.DISPATCH)
+    run.sequence(0.200).sealed(replace(PREFILL_TIMES, encode_us=encode_us))
+    run.token(0.201)
+    trace = run.at(0.201).end(Outcome.FINISHED, "stop")
+    found = stages(trace)
+    assert (found["prefill_queue"], found.get("encode"), found["prefill"]) == (queue, encode, 149_000)
+    ends = [part.start_us + part.duration_us for part in trace.stages]
+    assert [part.start_us for part in trace.stages] == [0, *ends[:-1]]
+    assert sum(found.values()) - found.get("finish", 0) == trace.ttft_us == 201_000
 
 
 def test_a_local_request_has_no_prefill_stage_and_adds_up():

@@ -29,6 +29,7 @@ from baton.services.router.dispatch.worker_errors import (
 )
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile
+from baton.telemetry.metrics import MEDIA_UPLOAD_BYTES_TOTAL, MEDIA_UPLOADS_TOTAL
 
 MAX_REMEMBERED = 1 << 14
 """Images on workers."""
@@ -133,8 +134,13 @@ class MediaUploader:
             timeout_s = max(0.0, deadline - clock())
             data, header = _encode(file, salt, timeout_s)
             try:
-                return await put_media(self._workers.prefill_stub(worker), header, data, timeout_s + GRACE_S, metadata)
+                stub = self._workers.prefill_stub(worker)
+                count = MEDIA_UPLOAD_BYTES_TOTAL.inc
+                reply = await put_media(stub, header, data, timeout_s + GRACE_S, metadata, count)
+                MEDIA_UPLOADS_TOTAL.labels(_outcome_name(reply.outcome)).inc()
+                return reply
             except grpc.aio.AioRpcError as error:
+                MEDIA_UPLOADS_TOTAL.labels("failed").inc()
                 reported = error_from_rpc(error)
                 if not isinstance(reported, Overloaded) or clock() >= deadline:
                     raise classify_upload_error(error) from None

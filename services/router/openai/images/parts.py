@@ -19,6 +19,7 @@ from baton.services.router.vision.data_url import is_data_url
 from baton.services.router.vision.headers.image_header import UnreadableImage
 from baton.services.router.vision.image_model import ImageModel, MisplacedImage, RequestImage
 from baton.services.router.vision.reference import ImageReference
+from baton.telemetry.metrics import MEDIA_REFUSED_TOTAL
 
 DETAILS = ("auto", "low", "high")
 IMAGE_ROLES = ("user", "tool", "function")
@@ -65,10 +66,13 @@ class ImageParts:
             return
         detail = value.values.get("detail") or "auto"
         if detail not in DETAILS:
+            MEDIA_REFUSED_TOTAL.labels("detail").inc()
             value.add_mismatch("detail", f"one of {', '.join(DETAILS)}")
         elif role not in IMAGE_ROLES:
+            MEDIA_REFUSED_TOTAL.labels("role").inc()
             part.add_error("type", f"must be text: only messages of {', '.join(IMAGE_ROLES)} may have images")
         elif len(self._images) >= limits.max_images:
+            MEDIA_REFUSED_TOTAL.labels("number").inc()
             part.add_error("image_url", f"is over the limit: a request has at most {limits.max_images} images")
         else:
             self._open(value, str(detail), place)
@@ -80,6 +84,7 @@ class ImageParts:
             return
         reference = ImageReference.parse(url) if self._stored else None
         if reference is None and not is_data_url(url):
+            MEDIA_REFUSED_TOTAL.labels("url").inc()
             value.add_error("url", f"must be a data: URL, not {short_repr(url[:40])}: this server fetches nothing")
             return
         param = value.path_of("url")
@@ -90,10 +95,12 @@ class ImageParts:
                 else self._model.open_reference(reference, detail, param)
             )
         except UnreadableImage as error:
+            MEDIA_REFUSED_TOTAL.labels("file").inc()
             value.add_error("url", f"the image {error}")
             return
         self._num_bytes += image.file.num_bytes
         if self._num_bytes > limits.max_request_bytes:
+            MEDIA_REFUSED_TOTAL.labels("bytes").inc()
             value.add_error("url", f"the images of the request have over {limits.max_request_bytes} bytes together")
             return
         self._images[place] = image

@@ -4,7 +4,7 @@ import { clock, exactMs, pathName, size, tag } from "./format.js";
 
 const COLOURS = {
   read: "muted", parse: "muted", admit: "queue", retry: "bad", reserve: "queue", dispatch: "queue",
-  prefill_queue: "prefill", prefill: "prefill", emit: "muted", transfer_tail: "transfer", join: "decode", decode: "decode",
+  prefill_queue: "prefill", encode: "prefill", prefill: "prefill", emit: "muted", transfer_tail: "transfer", join: "decode", decode: "decode",
   finish: "muted",
 };
 const LATE = new Set(["decode", "finish"]);

@@ -12,9 +12,18 @@ from baton.domain.worker import TEXT, WorkerBudgets
 from baton.rpc.codec import decode_request
 from baton.rpc.gen import prefill_pb2
 from baton.rpc.media_upload import MAX_PART_BYTES
+from baton.telemetry.metrics import REGISTRY
 from tests.mock_workers import Fail, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import LIMITS, scripted, sequence, tokens
 from tests.service.dispatch.media.vision_world import BLUE, PROCESSOR, RED, announce, image, seen, vision
+
+
+def uploads() -> float:
+    return REGISTRY.get_sample_value("baton_media_uploads_total", {"outcome": "held"}) or 0.0
+
+
+def uploaded_bytes() -> float:
+    return REGISTRY.get_sample_value("baton_media_upload_bytes_total") or 0.0
 
 
 async def test_a_file_comes_once_and_spans_go_to_both_workers():
@@ -33,9 +42,12 @@ async def test_a_file_comes_once_and_spans_go_to_both_workers():
 
 async def test_a_large_file_comes_in_parts():
     large = bytes(range(256)) * (2 * MAX_PART_BYTES // 256) + b"rest"
+    before = uploads(), uploaded_bytes()
     async with vision() as w:
-        await w.generate(seen("a", large))
+        for name in ("a", "b"):
+            await w.generate(seen(name, large))
         assert list(w.prefill.media.held.values()) == [large]
+    assert (uploads(), uploaded_bytes()) == (before[0] + 1, before[1] + len(large)), "a held image costs nothing"
 
 
 async def test_images_of_another_salt_are_sent_again():

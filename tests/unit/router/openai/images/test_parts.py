@@ -18,6 +18,7 @@ from baton.services.router.openai.request_parser import CHAT, COMPLETION, Parsed
 from baton.services.router.openai.tokenization import TokenizationParser
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
 from baton.services.router.vision.limits import ImageLimits
+from baton.telemetry.metrics import REGISTRY
 from tests.unit.router.text.text_models import bundled
 from tests.unit.router.vision.pictures import coloured, data_url, picture
 from tests.unit.router.vision.vision_models import (
@@ -164,6 +165,21 @@ async def test_the_part_that_is_refused_is_named(llava, part, name, why):
     assert why in message
     assert param == f"messages[0].content[1].{name}".rstrip(".")
     assert len(message) < 500
+
+
+async def test_refused_images_are_counted_by_reason(tmp_path):
+    def counts() -> dict[str, float]:
+        reasons = ("url", "file", "bytes", "number", "role", "detail")
+        return {why: REGISTRY.get_sample_value("baton_media_refused_total", {"reason": why}) or 0.0 for why in reasons}
+
+    router, before = Router(tmp_path, ImageLimits(max_images=3)), counts()
+    await router.refusal({"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}, image(b"hello"))
+    await Router(tmp_path, ImageLimits(max_request_bytes=len(RED))).refusal(image(), image())
+    await router.refusal(image(), image(), image(), image())
+    await router.refusal(image(detail="huge"))
+    await router.refusal(image(), role="system")
+    expected = {"url": 1, "file": 1, "bytes": 1, "number": 1, "role": 1, "detail": 1}
+    assert {why: count - before[why] for why, count in counts().items()} == expected
 
 
 async def test_only_users_and_tools_show_images(llava):
