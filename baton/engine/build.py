@@ -29,7 +29,7 @@ from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.model.cpu import configure_threads
 from baton.model.device_memory import CudaCopyStream, DeviceMemory
-from baton.model.drafts.head_files import is_eagle_head
+from baton.model.drafts.head_files import is_head
 from baton.model.kernels.core_lease import join_core_lease
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.bit_check import check_bits
@@ -75,8 +75,8 @@ class Engine:
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
     tokenizer. `verification`: bits of a row of several tokens; None where it was not checked.
-    `kernels`: what a worker registers, as in `WorkerRecord`. `has_head`: what drafts is an EAGLE head. `media`: what
-    the model asks of media spans; None: only text is served. `vision`: what encodes images, in prefill workers.
+    `kernels`: what a worker registers, as in `WorkerRecord`. `has_head`: what drafts is a head. `media`: what the model
+    asks of media spans; None: only text is served. `vision`: what encodes images, in prefill workers.
     """
 
     geometry: KVGeometry
@@ -223,7 +223,7 @@ def _with_draft(settings: WorkerSettings, name: str, directory: Path, model: Loa
     """
     draft_directory = resolve_model(name, ModelFiles.DRAFT)
     root = checkpoint_root(draft_directory)
-    if is_eagle_head(draft_directory):
+    if is_head(draft_directory, directory):
         return _with_head(model, draft_directory), draft_identity(draft_directory, root)
     draft_directory = resolve_model(name)
     require_same_tokens(directory, draft_directory)

@@ -163,9 +163,10 @@ class WorkerSettings(ServiceSettings):
     interface, the default is the one that leads to Redis."""
 
     draft_model: str | None = None
-    """A smaller model with the same tokens, or an EAGLE-1 or EAGLE-3 head of the model, named as `model` is. Its KV
-    lies in the pages beside the model's. Decode drafts with it, if `--drafter draft-model` or `--drafter eagle` says
-    so; the same on all workers. `bundled-head`: that of the bundled model. Default: none."""
+    """A smaller model with the same tokens, an EAGLE-1 or EAGLE-3 head of the model, or a checkpoint with an MTP layer
+    (mostly the model's own), named as `model` is. Its KV lies in the pages beside the model's. Decode drafts with it,
+    if `--drafter` is draft-model, eagle or mtp; the same on all workers. `bundled-head`: the head of the bundled
+    model. Default: none."""
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""

@@ -63,8 +63,8 @@ class DecodeSettings(WorkerSettings):
 
     drafter: str = "none"
     """Proposes tokens that a step verifies, so that it may give several: none, ngram (what followed the same words
-    before, in prompt and output), ngram-shared (also in earlier outputs of the tenant), draft-model or eagle (a model
-    or an EAGLE head, see `draft_model`), or the name of a plugin. Tokens do not depend on it."""
+    before, in prompt and output), ngram-shared (also in earlier outputs of the tenant), draft-model, eagle or
+    mtp (a model, EAGLE head or MTP layer, see `draft_model`), or the name of a plugin. Tokens do not depend on it."""
 
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:

@@ -64,6 +64,7 @@ BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
         "ngram-shared": DrafterEntry(_ngram_shared),
         "draft-model": DrafterEntry(lambda _: RunnerDrafter(), DRAFT_MODEL_CHAINS),
         "eagle": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
+        "mtp": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
     }
 )
 
@@ -71,7 +72,7 @@ BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
 def find_drafter(name: str, has_draft_model: bool = False, has_head: bool | None = None) -> DrafterEntry | None:
     """The entry of the drafter called `name`; None for `none`. `has_draft_model`: the worker has one.
 
-    `has_head`: it is an EAGLE head, not a model; None: not known yet.
+    `has_head`: it is a head, not a model; None: not known yet.
     Raises `SettingsError` for an unknown one, and for one whose traits this engine does not serve.
     """
     if name == NO_DRAFTER:
@@ -81,7 +82,7 @@ def find_drafter(name: str, has_draft_model: bool = False, has_head: bool | None
         hint = "Give the same --draft-model to all workers."
         raise SettingsError(f"drafter={name}", why="there is no draft model", hint=hint)
     if entry.traits.needs_pages and has_head not in (None, entry.traits.needs_features):
-        found, other = ("an EAGLE head", "eagle") if has_head else ("a model, not an EAGLE head", "draft-model")
+        found, other = ("a head", "eagle or mtp") if has_head else ("a model, not a head", "draft-model")
         raise SettingsError(f"drafter={name}", why=f"--draft-model is {found}", hint=f"Use --drafter {other}.")
     if entry.traits not in (CHAINS, DRAFT_MODEL_CHAINS, HEAD_CHAINS):
         why = f"it needs {entry.traits}"

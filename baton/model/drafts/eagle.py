@@ -1,4 +1,4 @@
-"""An EAGLE head over pages: drafts from the target's hidden states, with one layer of its own in the draft layers.
+"""An EAGLE head or MTP layer over pages: drafts from hidden states of the target, with one layer in the draft layers.
 
 K and V of the head at slot s come from token s and from the feature of slot s-1 (`shared/design/speculation.md` D3), so
 they depend on no later token. The tail of a page is the feature of its last filled slot: with it a sequence goes on
@@ -17,7 +17,7 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.decoders.capture import HiddenCapture
 from baton.model.decoders.native_ops import choose_ops
 from baton.model.drafts.chains import DraftRow, clear_begun_pages, fit_vocabulary, make_chains
-from baton.model.drafts.eagle_weights import EagleWeights
+from baton.model.drafts.eagle_weights import EagleWeights, HeadKind
 from baton.model.kernels.library import Kernels
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
@@ -127,7 +127,8 @@ class EagleDrafts:
         residual += part.down(self._ops.act_and_mul(part.gate_up(hidden), weights.activation))
         if weights.norm is None:
             return residual, residual
-        return self._ops.rms_norm(residual, weights.norm, weights.eps), residual
+        normed = self._ops.rms_norm(residual, weights.norm, weights.eps)
+        return normed, normed if weights.kind is HeadKind.MTP else residual
 
     def _project(self, ids: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The fused projections and the residual stream of tokens with the features before them."""
@@ -139,6 +140,9 @@ class EagleDrafts:
         of_token, of_feature = weights.input_norms
         normed = ops.rms_norm(features, of_feature, weights.eps)
         joined = torch.cat((ops.rms_norm(rows, of_token, weights.eps), normed), dim=-1)
+        if weights.attention_norm is not None:
+            residual = weights.fc(joined)
+            return weights.qkv(ops.rms_norm(residual, weights.attention_norm, weights.eps)), residual
         return weights.qkv(joined), normed if weights.norm_before_residual else features.clone()
 
     def _write_kv(self, qkv: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> torch.Tensor:

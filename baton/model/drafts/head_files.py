@@ -1,20 +1,41 @@
-"""Files of a published drafting head: its config, and its tensors under the names of EAGLE-3. Read at load."""
+"""Files of a published drafting head: its config, and its tensors under the names of EAGLE-3. Read at load.
+
+MTP layers lie among the tensors of a checkpoint, and only they are read.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from baton.model.errors import UnreadableModel
+from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.config import read_raw_config
+
+MTP_PREFIX = "model.mtp_layers."
+"""Of MTP layers in the layout of MiMo."""
+_FOREIGN_MTP = re.compile(r"(model\.layers\.\d+\.eh_proj|mtp\.|model\.mtp_block\.)")
+"""Of layouts whose layers have experts, latents or a rotation that heads do not compute."""
 
 
 def is_eagle_head(directory: Path) -> bool:
     """True if the weights in `directory` are a head's: no model has a matrix `fc` beside its layers."""
     return "fc.weight" in {_name(name) for name in _names(directory)}
+
+
+def is_head(directory: Path, target: Path) -> bool:
+    """True if what is in `directory` drafts for the model in `target` as a head: an EAGLE head, or MTP layers.
+
+    Raises `UnsupportedModel` for MTP layers of the target itself that are not computed here.
+    """
+    names = _names(directory)
+    foreign = sorted(name for name in names if _FOREIGN_MTP.match(name))
+    if foreign and directory.resolve() == target.resolve():
+        raise UnsupportedModel(f"MTP layers with a tensor {foreign[0]} are not computed here; only those of MiMo are")
+    return is_eagle_head(directory) or any(name.startswith(MTP_PREFIX) for name in names)
 
 
 def read_config_of_head(directory: Path) -> Mapping[str, Any]:
@@ -34,6 +55,21 @@ def read_tensors_of_head(directory: Path) -> dict[str, torch.Tensor]:
     for path in sorted(directory.glob("*.safetensors")):
         try:
             tensors |= {_name(name): tensor for name, tensor in load_file(path).items()}
+        except (OSError, SafetensorError) as error:
+            raise UnreadableModel(f"{path} cannot be read: {error}; download it again") from error
+    return tensors
+
+
+def read_mtp_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """The tensors of all MTP layers by their own names. Raises `UnreadableModel`."""
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                names = [name for name in file.keys() if name.startswith(MTP_PREFIX)]  # noqa: SIM118
+                tensors |= {name: file.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise UnreadableModel(f"{path} cannot be read: {error}; download it again") from error
     return tensors

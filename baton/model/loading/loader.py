@@ -31,7 +31,10 @@ from baton.model.decoders.stock import StockDecoder
 from baton.model.drafts.chains import PageDrafts
 from baton.model.drafts.draft_model import DraftModel
 from baton.model.drafts.eagle import EagleDrafts
-from baton.model.drafts.eagle_weights import EagleWeights, HeadTarget, load_eagle_weights
+from baton.model.drafts.eagle_weights import EagleWeights, load_eagle_weights
+from baton.model.drafts.head_files import is_eagle_head
+from baton.model.drafts.head_reader import HeadTarget
+from baton.model.drafts.mtp_weights import load_mtp_weights
 from baton.model.errors import UnsupportedModel
 from baton.model.huge_pages import move_parameters
 from baton.model.kernels.library import Kernels
@@ -98,10 +101,13 @@ class LoadedModel:
         return replace(self, geometry=geometry, draft=draft)
 
     def with_head(self, directory: Path) -> LoadedModel:
-        """This model with the EAGLE head in `directory` in its pages. Raises what `load_eagle_weights` raises."""
+        """This model with the head in `directory` in its pages: an EAGLE head, or a checkpoint's MTP layer.
+
+        Raises what `load_eagle_weights` and `load_mtp_weights` raise.
+        """
         packer = choose_packer(self.report.weights.layout, self.kernels, self.config.torch_dtype, self.device)
         target = HeadTarget.of(self.impl, len(self.layers), self.config.vocab_size, packer)
-        head = load_eagle_weights(directory, target)
+        head = (load_eagle_weights if is_eagle_head(directory) else load_mtp_weights)(directory, target)
         geometry = self.geometry.with_draft_layers((head.cache_layer,), head.hidden_size)
         return replace(self, geometry=geometry, head=head)
 

@@ -65,7 +65,7 @@ def test_a_plugin_is_found_by_its_entry_point():
     [
         (
             "beagle",
-            "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, eagle, mine, trees, wrong",
+            "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, eagle, mtp, mine, trees",
         ),
         ("eagle", "there is no draft model.*--draft-model"),
         ("draft-model", "there is no draft model.*--draft-model"),
@@ -81,8 +81,9 @@ def test_what_cannot_be_served_is_refused_by_name(name: str, message: str):
 @pytest.mark.parametrize(
     ("name", "has_head", "message"),
     [
-        ("draft-model", True, "--draft-model is an EAGLE head.*--drafter eagle"),
-        ("eagle", False, "--draft-model is a model, not an EAGLE head.*--drafter draft-model"),
+        ("draft-model", True, "--draft-model is a head.*--drafter eagle or mtp"),
+        ("eagle", False, "--draft-model is a model, not a head.*--drafter draft-model"),
+        ("mtp", False, "--draft-model is a model, not a head.*--drafter draft-model"),
     ],
 )
 def test_a_head_and_a_draft_model_are_not_taken_for_each_other(name: str, has_head: bool, message: str):

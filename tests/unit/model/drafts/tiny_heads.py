@@ -19,7 +19,8 @@ from tests.tiny_models import VOCAB_SIZE
 
 HIDDEN, HEADS, KV_HEADS, INNER = 64, 4, 2, 96
 HEAD_DIM = HIDDEN // HEADS
-KINDS = ("eagle", "eagle3")
+KINDS = ("eagle", "eagle3", "mtp")
+LAYERS = {"eagle": "layers.0", "eagle3": "midlayer", "mtp": "model.mtp_layers.0"}
 LAYER_IDS = [0, 1]
 """Layers of a target with three whose output EAGLE-3 reads."""
 CONFIG: dict[str, Any] = {
@@ -48,7 +49,7 @@ def random_head(kind: str, *, seed: int = 7, num_drafted_ids: int | None = None)
     def norm() -> torch.Tensor:
         return 1 + 0.1 * torch.randn(HIDDEN, generator=generator)
 
-    layer, width = ("layers.0", HIDDEN) if kind == "eagle" else ("midlayer", 2 * HIDDEN)
+    layer, width = LAYERS[kind], 2 * HIDDEN if kind == "eagle3" else HIDDEN
     tensors = {
         f"{layer}.self_attn.q_proj.weight": matrix(HIDDEN, width),
         f"{layer}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, width),
@@ -61,6 +62,12 @@ def random_head(kind: str, *, seed: int = 7, num_drafted_ids: int | None = None)
     }
     if kind == "eagle":
         return tensors | {"fc.weight": matrix(HIDDEN, 2 * HIDDEN), "fc.bias": matrix(HIDDEN, 1)[:, 0] * 0.1}
+    if kind == "mtp":
+        norms = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
+        biases = {"q": HIDDEN, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+        tensors |= {f"{layer}.{name}.weight": norm() for name in norms}
+        tensors |= {f"{layer}.self_attn.{side}_proj.bias": matrix(size, 1)[:, 0] for side, size in biases.items()}
+        return tensors | {f"{layer}.input_proj.weight": matrix(HIDDEN, 2 * HIDDEN)}
     num_ids = VOCAB_SIZE if num_drafted_ids is None else num_drafted_ids
     tensors |= {
         "fc.weight": matrix(HIDDEN, len(LAYER_IDS) * HIDDEN),
@@ -101,18 +108,24 @@ class HeadReference:
     def features(self, tokens: list[int]) -> torch.Tensor:
         """The target's hidden states that the head reads: [tokens, width]."""
         hidden = self.target(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        if self.kind == "eagle":
+        if self.kind != "eagle3":
             return hidden[-1][0]
         return torch.cat([hidden[index + 1][0] for index in LAYER_IDS], dim=-1) @ self.tensors["fc.weight"].T
 
     def run(self, tokens: list[int], features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the target's tokens, and next features, after each of `tokens`; features are of those before."""
         get, embeds = self.tensors.__getitem__, self.target.get_input_embeddings()(torch.tensor(tokens))
+        layer = LAYERS[self.kind]
         if self.kind == "eagle":
-            layer, residual = "layers.0", torch.cat([embeds, features], -1) @ get("fc.weight").T + get("fc.bias")
+            residual = torch.cat([embeds, features], -1) @ get("fc.weight").T + get("fc.bias")
             joined = residual
+        elif self.kind == "mtp":
+            of_feature = rms(features, get(f"{layer}.hidden_layernorm.weight"))
+            of_token = rms(embeds, get(f"{layer}.token_layernorm.weight"))
+            residual = torch.cat([of_feature, of_token], -1) @ get(f"{layer}.input_proj.weight").T
+            joined = rms(residual, get(f"{layer}.input_layernorm.weight"))
         else:
-            layer, residual = "midlayer", features
+            residual = features
             normed = [
                 rms(x, get(f"midlayer.{name}.weight"))
                 for x, name in ((embeds, "input_layernorm"), (features, "hidden_norm"))
@@ -124,6 +137,9 @@ class HeadReference:
         gate, up = (hidden @ get(f"{layer}.mlp.{side}_proj.weight").T for side in ("gate", "up"))
         residual = residual + (torch.nn.functional.silu(gate) * up) @ get(f"{layer}.mlp.down_proj.weight").T
         if self.kind == "eagle":
+            return self.target.lm_head(residual), residual
+        if self.kind == "mtp":
+            residual = rms(residual, get(f"{layer}.final_layernorm.weight"))
             return self.target.lm_head(residual), residual
         logits = rms(residual, get("norm.weight")) @ get("lm_head.weight").T
         if "d2t" in self.tensors:
@@ -157,7 +173,7 @@ class HeadReference:
 
     def _attention(self, name: str, joined: torch.Tensor) -> torch.Tensor:
         heads = {
-            side: (joined @ self.tensors[f"{name}.{side}_proj.weight"].T).unflatten(-1, (-1, HEAD_DIM)).transpose(0, 1)
+            side: self._projected(f"{name}.{side}_proj", joined).unflatten(-1, (-1, HEAD_DIM)).transpose(0, 1)
             for side in "qkv"
         }
         query, key = rotate(heads["q"]), rotate(heads["k"])
@@ -166,6 +182,9 @@ class HeadReference:
         future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(-1)
         return (weights @ value).transpose(0, 1).flatten(1)
+
+    def _projected(self, name: str, joined: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(joined, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
