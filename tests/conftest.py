@@ -19,6 +19,7 @@ from hypothesis import settings
 
 from tests.lateness import LatenessPlugin
 from tests.plugins.cpu_time import CpuTimePlugin
+from tests.plugins.order import put_in_order
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
@@ -31,9 +32,6 @@ TIMEOUT_SHARE = 0.8
 
 
 collect_ignore = ["clients"]  # `make test-clients`: their packages are not in .venv
-
-FIRST_FOLDERS = ("integration", "exactness", "chaos", "simulation", "service", "fuzz")
-"""The folders with the longest files. `make test` hands out files in order, so that no long one begins last."""
 
 
 def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Callable[..., Awaitable[object]]:
@@ -62,9 +60,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             marker = item.get_closest_marker("timeout")
             timeout_s = float(marker.args[0] if marker else config.getini("timeout"))
             item.obj = with_timeout(item.obj, min(TEST_TIMEOUT_S, TIMEOUT_SHARE * timeout_s))
-    items.sort(key=_folder_rank)
-
-
-def _folder_rank(item: pytest.Item) -> int:
-    folder = item.path.relative_to(TESTS).parts[0]
-    return FIRST_FOLDERS.index(folder) if folder in FIRST_FOLDERS else len(FIRST_FOLDERS)
+    put_in_order(items, TESTS)

@@ -43,7 +43,7 @@ CELLS = (
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosHarness]:
     require_redis()
-    shape = ClusterShape()
+    shape = ClusterShape(forks=True)  # `make chaos` starts services as operators do
     async with running_cluster(shape, tmp_path_factory.mktemp("chaos")) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle(), HOLD_S, REDIS_HOLD_S)
         await prepare(harness)
