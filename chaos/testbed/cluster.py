@@ -66,12 +66,7 @@ class ClusterShape:
     )
     decode_flags: Mapping[str, object] = field(default_factory=lambda: {"pull-deadline-s": 20})
     router_flags: Mapping[str, object] = field(
-        default_factory=lambda: {
-            "max-running-requests": 6,
-            "request-deadline-s": 60,
-            "max-attempts": 6,
-            "sessions": "true",
-        }
+        default_factory=lambda: {"max-running-requests": 6, "request-deadline-s": 60, "max-attempts": 6}
     )
 
     @property

@@ -90,9 +90,9 @@ class RouterSettings(ServiceSettings):
     reserve_timeout_s: Seconds = 5.0
     """Longest wait for a decode worker's reply to a reservation, and longest life of an unused reservation."""
 
-    sessions: bool = False
-    """Get decode's tokens in one session a decode worker, a message a step, instead of in a gRPC call a request. A
-    broken connection is then a pause, not another attempt. Workers that do not speak sessions keep their calls."""
+    sessions: bool = True
+    """Get decode's tokens in one session a decode worker, a message a step, so that a broken connection is a pause and
+    not another attempt. Without it, and with workers that do not speak sessions, a request has a gRPC call."""
 
     max_step_age_s: Seconds = 30.0
     """A worker whose engine stays in one step for longer counts as lost."""

@@ -76,9 +76,9 @@ def transports() -> list[str]:
 
 @pytest.fixture(scope="module", params=transports())
 def bundled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Over `stream` decode's tokens come in sessions, over NIXL in calls."""
+    """Over `stream` decode's tokens come in sessions, as by default, over NIXL in calls."""
     policy = {"stream": "srpt", "nixl": "lpm"}[request.param]
-    sessions = {"sessions": "true" if request.param == "stream" else "false"}
+    sessions = {"stream": {}, "nixl": {"sessions": "false"}}[request.param]
     chunking = {"stream": "equal", "nixl": "fixed"}[request.param]
     flags = {**CHUNKS, "prefill-policy": policy, "long-prefill-token-threshold": PAGE_SIZE, "chunking": chunking}
     with Cluster(
