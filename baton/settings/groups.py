@@ -75,7 +75,7 @@ class ServiceSettings(ClusterTrustSettings):
     """Interface to listen on."""
 
     model: str = "bundled"
-    """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
+    """`bundled`, `bundled-vision`, a directory with a Hugging Face model, or an id of its Hub: `Qwen/Qwen3-0.6B`."""
 
     chat_template: Path | None = None
     """File with a Jinja template in place of the model's own chat template; the same on all routers and workers."""

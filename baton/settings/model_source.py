@@ -11,6 +11,8 @@ from pathlib import Path
 from baton.settings.base import SettingsError
 
 BUNDLED = "bundled"
+BUNDLED_VISION = "bundled-vision"
+"""The bundled model for images."""
 BUNDLED_HEAD = "bundled-head"
 """The EAGLE-3 head of the bundled model, for what drafts."""
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -34,10 +36,8 @@ def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL, *, download: bo
 
     Raises `SettingsError`.
     """
-    if name == BUNDLED:
-        return _bundled()
-    if name == BUNDLED_HEAD and files is ModelFiles.DRAFT:
-        return _bundled_head()
+    if name in (BUNDLED, BUNDLED_VISION) or (name == BUNDLED_HEAD and files is ModelFiles.DRAFT):
+        return _bundled(name, files)
     directory = Path(name).expanduser()
     if directory.is_dir():
         return _checked(directory, name, files)
@@ -66,16 +66,12 @@ def model_name(name: str) -> str:
 _CHOICES = "Give 'bundled', a directory with config.json, or a Hugging Face id such as Qwen/Qwen3-0.6B."
 
 
-def _bundled() -> Path:
-    from baton.bundled import MODEL_DIR
+def _bundled(name: str, files: ModelFiles) -> Path:
+    """Workers find the weights, or a draft's; routers are told of a broken installation, too."""
+    from baton.bundled import HEAD_DIR, MODEL_DIR, VISION_DIR
 
-    return _checked(Path(MODEL_DIR), BUNDLED, ModelFiles.ALL)
-
-
-def _bundled_head() -> Path:
-    from baton.bundled import HEAD_DIR
-
-    return _checked(Path(HEAD_DIR), BUNDLED_HEAD, ModelFiles.DRAFT)
+    directory = {BUNDLED: MODEL_DIR, BUNDLED_VISION: VISION_DIR, BUNDLED_HEAD: HEAD_DIR}[name]
+    return _checked(directory, name, files if files is ModelFiles.DRAFT else ModelFiles.ALL)
 
 
 def _checked(directory: Path, name: str, files: ModelFiles) -> Path:

@@ -21,7 +21,7 @@ class UpSettings(ForwardedFlags):
     """One machine's system: Redis, a router, prefill and decode workers."""
 
     model: str = "bundled"
-    """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
+    """`bundled`, `bundled-vision`, a directory with a Hugging Face model, or an id of its Hub: `Qwen/Qwen3-0.6B`."""
 
     prefill: Annotated[int, Field(ge=0)] = 1
     """Number of prefill workers; 0: decode workers compute prompts themselves."""

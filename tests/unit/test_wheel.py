@@ -1,4 +1,4 @@
-"""The wheel contains the bundled model, the Lua scripts and the stubs, and nothing of the tests."""
+"""The wheel contains the bundled models, the Lua scripts and the stubs, and nothing of the tests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
         "baton/bundled/model/model.safetensors",
         "baton/bundled/model/tokenizer.json",
         "baton/bundled/head/model.safetensors",
+        "baton/bundled/vision/model.safetensors",
+        "baton/bundled/vision/preprocessor_config.json",
         "baton/store/redis/scripts/advance_sequence.lua",
         "baton/rpc/gen/handoff_pb2.py",
         "baton/services/cli/main.py",
