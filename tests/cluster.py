@@ -129,6 +129,8 @@ class Cluster:
         flags = {"host": "127.0.0.1", "port": port, "redis-url": self.redis.url, "model": self.model}
         if role == "router":
             flags |= {"router-id": name, "metrics-port": metrics_port, **self.router_flags}
+        elif role == "encode":
+            flags |= {"worker-id": name, "metrics-port": metrics_port, "dtype": "float32", "device": "cpu"}
         else:
             flags |= {"worker-id": name, "metrics-port": metrics_port, "transport": self.transport}
             flags |= {"dtype": "float32", "device": "cpu", "kv-memory-mib": 64, "idle-check-pages": 0}

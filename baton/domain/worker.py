@@ -13,6 +13,9 @@ PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS = "prompt_scores", "token_bans", "name
 SESSIONS = "sessions"
 """Capability of a decode worker: attempts come in sessions, too."""
 
+EMBEDDINGS, NO_TOWER = "embeddings", "no_tower"
+"""Capabilities of prefill workers: to pull embeddings from encode workers; and to encode no image itself."""
+
 CAPABILITIES = (PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS)
 """Of a worker of this version."""
 
@@ -26,10 +29,11 @@ TEXT, IMAGE = "text", "image"
 
 
 class WorkerRole(enum.Enum):
-    """Role of a worker process."""
+    """Role of a worker process. ENCODE: it has a vision tower alone, and no pages."""
 
     PREFILL = "prefill"
     DECODE = "decode"
+    ENCODE = "encode"
 
 
 class WorkerStatus(enum.Enum):
@@ -132,8 +136,9 @@ class WorkerRecord:
     link.
     `capabilities`: fields of requests that it honours and that workers of an earlier version would ignore.
     `kernels`: level of the native kernels in use, `NO_KERNELS`, or the device that needs none; "": not told.
-    `modalities`: of prompts that it serves. `processor`: digest of the image processor that a prefill worker encodes
-    with; `vision`: fingerprint of the embeddings; both "" without a vision tower.
+    `modalities`: of prompts that it serves. `processor`: digest of the image processor that its images are encoded
+    with, here or by encode workers; `vision`: fingerprint of the embeddings; both "" where no images are encoded.
+    An encode worker has no pages: `page_size` is 0, its budgets are 0, and `load` counts images and their rows.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """

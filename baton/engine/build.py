@@ -134,7 +134,7 @@ def build_engine(
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = _host_memory(num_host_pages, model.geometry) if num_host_pages else None
     storage, memory = _pool(model, num_pages, host)
-    vision = engine_vision(directory, model, root.result(), media_bytes)
+    vision = engine_vision(directory, model, root.result(), media_bytes, settings.vision)
     runner = _runner(model, storage, max_graph_rows, masks, None if vision is None else vision.store)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)

@@ -35,7 +35,7 @@ SESSION_METHOD = "/baton.v1.Session/Connect"
 """A call that is a stream of requests. Its token covers no request: a stranger's first byte is not read, and both ends
 prove themselves again before the first frame."""
 
-UPLOAD_METHODS = frozenset({"/baton.v1.Prefill/PutMedia"})
+UPLOAD_METHODS = frozenset(f"/baton.v1.{name}/PutMedia" for name in ("Prefill", "Encode"))
 """Calls that are a stream of requests, whose token covers the first one. It names a digest of all that follows, and the
 servicer bounds and checks that."""
 

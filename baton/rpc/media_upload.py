@@ -1,10 +1,11 @@
-"""Sends the file of an image to a prefill worker: the caller's side of `Prefill.PutMedia`."""
+"""Sends the file of an image to a worker: the caller's side of `PutMedia`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from baton.rpc.gen import prefill_pb2
+from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
 from baton.rpc.request_metadata import Metadata
 
@@ -13,16 +14,16 @@ MAX_PART_BYTES = 1024 * 1024
 
 
 async def put_media(
-    stub: PrefillStub,
+    stub: PrefillStub | EncodeStub,
     header: prefill_pb2.MediaHeader,
     data: bytes,
     timeout_s: float,
     metadata: Metadata = (),
     on_part: Callable[[int], None] = lambda num_bytes: None,
 ) -> prefill_pb2.PutMediaResponse:
-    """Sends `data`, which `header` describes. `on_part` gets the bytes of each part that gRPC takes.
+    """Sends `data`, which `header` describes; none with a `source`.
 
-    Raises `grpc.aio.AioRpcError`.
+    `on_part` gets the bytes of each part that gRPC takes. Raises `grpc.aio.AioRpcError`.
     """
     response: prefill_pb2.PutMediaResponse = await stub.PutMedia(
         media_parts(header, data, on_part), timeout=timeout_s, metadata=metadata

@@ -52,10 +52,14 @@ class Transport(StrEnum):
 
 
 class VisionKind(StrEnum):
-    """Serving of images. AUTO: where the model's type is served with images and the checkpoint has what it needs."""
+    """Serving of images. AUTO: where the model's type is served with images and the checkpoint has what it needs.
+
+    LOCAL: prefill workers encode all. REMOTE: they keep no vision tower; encode workers have it.
+    """
 
     AUTO = "auto"
     LOCAL = "local"
+    REMOTE = "remote"
     OFF = "off"
 
 

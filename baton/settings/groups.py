@@ -146,8 +146,8 @@ GIVEN_SHARE = 0.1
 LOOPBACK_TCP = ("tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:")
 
 
-class WorkerSettings(ServiceSettings):
-    """Settings of prefill and decode. Each sets its own defaults of `port` and `metrics_port`."""
+class WorkerProcessSettings(ServiceSettings):
+    """Settings of every worker. Each role sets its own defaults of `port` and `metrics_port`."""
 
     worker_id: Annotated[str, Field(min_length=1)] | None = None
     """Stable name of this worker, which survives a restart; default: role, host name, and the port if unusual."""
@@ -162,21 +162,40 @@ class WorkerSettings(ServiceSettings):
     """host:port of this worker for other machines; default: host and the bound port. For a host that means every
     interface, the default is the one that leads to Redis."""
 
+    dtype: Dtype = Dtype.AUTO
+    """Number format of weights and KV: auto, float32 or bfloat16."""
+
+    device: Device = Device.AUTO
+    """Device of the model: auto (a GPU if there is one), cpu or cuda."""
+
+    threads: Count = 1
+    """Compute threads. Give each worker its own cores."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        has_route = self.redis_url.startswith(("redis://", "rediss://"))
+        if self.host in ANY_ADDRESS and self.advertise_address is None and not has_route:
+            raise ValueError(f"host {self.host!r} is not an address that others can call: set advertise_address")
+        return self
+
+    def advertised(self, bound_port: int) -> str:
+        """The host:port to announce once the gRPC server is bound, unless `host` means every interface."""
+        host = f"[{self.host}]" if ":" in self.host and not self.host.startswith("[") else self.host
+        return self.advertise_address or f"{host}:{bound_port}"
+
+
+class WorkerSettings(WorkerProcessSettings):
+    """Settings of workers with a page pool: prefill and decode."""
+
     draft_model: str | None = None
     """A smaller model with the same tokens, an EAGLE-1 or EAGLE-3 head of the model, or a checkpoint with an MTP layer
     (mostly the model's own), named as `model` is. Its KV lies in the pages beside the model's. Decode drafts with it,
     if `--drafter` is draft-model, eagle or mtp; the same on all workers. `bundled-head`: the head of the bundled
     model. Default: none."""
 
-    dtype: Dtype = Dtype.AUTO
-    """Number format of weights and KV: auto, float32 or bfloat16."""
-
     kv_dtype: KVDtypeKind = KVDtypeKind.AUTO
     """Number format of K and V in pages: the model's (auto) or int8, which needs 27 % (of float32) or 53 % (of
     bfloat16) of the memory with heads of 64, and changes outputs a little; the same on all workers."""
-
-    device: Device = Device.AUTO
-    """Device of the model: auto (a GPU if there is one), cpu or cuda."""
 
     page_size: Count = 16
     """Token slots of a page; the same on all workers."""
@@ -231,11 +250,9 @@ class WorkerSettings(ServiceSettings):
     before `prefill_policy` counts. Decode: rows of low priority give way when pages run out. Low ones do not starve."""
 
     vision: VisionKind = VisionKind.AUTO
-    """Serve images: auto (if the model can be served with them), local (required) or off. Prefill workers load the
-    vision tower and encode; decode workers take what they made; the same on all workers."""
-
-    threads: Count = 1
-    """Compute threads. Give each worker its own cores."""
+    """Serve images: auto (if the model can be served with them; prefill workers encode, or take embeddings of encode
+    workers), local (required; prefill workers encode all), remote (required; prefill workers keep no vision tower and
+    need encode workers) or off. Decode workers take what prefill made. All workers off, or none."""
 
     core_lease_file: Path | None = None
     """File in which workers of this host lend each other the cores of `--cpu-affinity` while they are idle. `baton up`
@@ -288,13 +305,6 @@ class WorkerSettings(ServiceSettings):
         return self
 
     @model_validator(mode="after")
-    def _reachable(self) -> Self:
-        has_route = self.redis_url.startswith(("redis://", "rediss://"))
-        if self.host in ANY_ADDRESS and self.advertise_address is None and not has_route:
-            raise ValueError(f"host {self.host!r} is not an address that others can call: set advertise_address")
-        return self
-
-    @model_validator(mode="after")
     def _quantizable(self) -> Self:
         if self.quantization is QuantizationKind.INT8 and (self.decoder is DecoderKind.STOCK or not self.kernels):
             raise ValueError("quantization int8 needs the lean decoder and the native kernels: leave both switched on")
@@ -320,11 +330,6 @@ class WorkerSettings(ServiceSettings):
     def renew_interval_s(self) -> float:
         """Interval of lease renewals, which also bring the keys that a source has quarantined."""
         return min(MAX_RENEW_INTERVAL_S, self.export_lease_s / RENEWALS_PER_LEASE)
-
-    def advertised(self, bound_port: int) -> str:
-        """The host:port to announce once the gRPC server is bound, unless `host` means every interface."""
-        host = f"[{self.host}]" if ":" in self.host and not self.host.startswith("[") else self.host
-        return self.advertise_address or f"{host}:{bound_port}"
 
     def pool_pages(self, page_bytes: int) -> int:
         """Number of pages of `page_bytes` in the pool. Raises `SettingsError` if not one fits."""

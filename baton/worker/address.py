@@ -12,7 +12,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from baton.settings.groups import ANY_ADDRESS, WorkerSettings
+from baton.settings.groups import ANY_ADDRESS, WorkerProcessSettings
 from baton.telemetry.logs import get_logger
 
 log = get_logger()
@@ -21,7 +21,7 @@ DEFAULT_REDIS_PORT = 6379
 RETRY_S = 0.5
 
 
-async def advertised_address(settings: WorkerSettings, bound_port: int) -> str:
+async def advertised_address(settings: WorkerProcessSettings, bound_port: int) -> str:
     """The host:port to announce. Waits while the name of the Redis host cannot be resolved, and logs that once."""
     if settings.advertise_address is not None or settings.host not in ANY_ADDRESS:
         return settings.advertised(bound_port)

@@ -53,6 +53,8 @@ class BudgetRules:
 
     def check(self, budgets: WorkerBudgets) -> None:
         """Raises `InvalidRequest`, which names the budget."""
+        if self.role is WorkerRole.ENCODE and budgets != WorkerBudgets():
+            raise InvalidRequest("a worker that was started as encode has no budgets", param="prefill_tokens")
         if 0 < budgets.prefill_tokens < self.page_size:
             message = f"prefill_tokens must be 0 or at least a page of {self.page_size}, or a prompt would not advance"
             raise InvalidRequest(message, param="prefill_tokens")

@@ -17,7 +17,7 @@ from baton.domain.ids import WorkerId
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRole, WorkerStatus
 from baton.rpc.shutdown import shutdown_event
-from baton.settings.groups import WorkerSettings
+from baton.settings.groups import WorkerProcessSettings
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
 from baton.settings.ucx import prepare_environment
@@ -187,7 +187,7 @@ async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def run_worker(
-    settings: WorkerSettings,
+    settings: WorkerProcessSettings,
     role: WorkerRole,
     build_engine: Callable[[], EngineT],
     serve: Callable[[EngineT, WorkerContext], Awaitable[None]],

@@ -14,6 +14,7 @@ from pydantic import create_model
 from pydantic.fields import FieldInfo
 
 from baton.services.decode.settings import DecodeSettings
+from baton.services.encode.settings import EncodeSettings
 from baton.services.prefill.settings import PrefillSettings
 from baton.services.router.settings import RouterSettings
 from baton.settings.base import Settings
@@ -23,6 +24,7 @@ SERVICES: Final[Mapping[str, type[ServiceSettings]]] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
+    "encode": EncodeSettings,
 }
 """Settings of `baton serve NAME`."""
 

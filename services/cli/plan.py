@@ -64,7 +64,7 @@ def make_plan(
         flags = _worker_flags(name, rpc_port, metrics_port, shares[index])
         if role == "decode":
             flags["token_budget"] = settings.decode_token_budget
-        if shared.core_lease_file is not None:
+        if shared.core_lease_file is not None and role != "encode":
             flags["core_lease_file"] = shared.core_lease_file
         commands.append(_serve(role, name, settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
@@ -78,7 +78,7 @@ def make_plan(
         commands=tuple(commands),
         router_url=f"http://{callable_host(settings.host)}:{port}",
         prefill_metrics=tuple(metrics[: settings.prefill]),
-        decode_metrics=tuple(metrics[settings.prefill :]),
+        decode_metrics=tuple(metrics[settings.prefill : settings.prefill + settings.decode]),
         router_metrics=f"http://{callable_host(settings.host)}:{admin_port}/metrics",
         page=settings.ui is not False,
         own_key=keys.key if keys is not None else None,
@@ -87,11 +87,12 @@ def make_plan(
 
 def plan_cores(settings: UpSettings, cores: Sequence[int]) -> CorePlan | None:
     """The cores that workers lend each other; None without a second worker's core, or with too many workers."""
-    names = list(_roles(settings))
+    roles = _roles(settings)
+    names = [name for name, role in roles.items() if role != "encode"]  # a tower runs in torch, on its own cores
     if not settings.lend_cores or not 1 < len(names) <= MAX_WORKERS:
         return None
-    shares = share_cores(cores, len(names), num_threads(settings, cores))
-    plan = CorePlan(dict(zip(names, shares, strict=True)))
+    shares = share_cores(cores, len(roles), num_threads(settings, cores))
+    plan = CorePlan(dict(zip(names, shares, strict=False)))
     return plan if any(map(plan.borrowable, names)) else None
 
 
@@ -99,7 +100,7 @@ def num_threads(settings: UpSettings, cores: Sequence[int]) -> int:
     """Threads of each worker. Where there are enough cores, one is left to the router, Redis and event loops."""
     if settings.threads is not None:
         return settings.threads
-    return min(MAX_DEFAULT_THREADS, max(1, (len(cores) - 1) // (settings.prefill + settings.decode)))
+    return min(MAX_DEFAULT_THREADS, max(1, (len(cores) - 1) // len(_roles(settings))))
 
 
 def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[tuple[int, ...]]:
@@ -112,7 +113,7 @@ def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[tu
 
 def _roles(settings: UpSettings) -> dict[str, str]:
     """The role of each worker by its name, in the order of their start."""
-    counts = {"prefill": settings.prefill, "decode": settings.decode}
+    counts = {"prefill": settings.prefill, "decode": settings.decode, "encode": settings.encode}
     return {f"{role}-{number}": role for role, count in counts.items() for number in range(count)}
 
 

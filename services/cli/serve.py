@@ -1,4 +1,4 @@
-"""`baton serve router|prefill|decode`: one service in this process, with flags generated from its settings.
+"""`baton serve router|prefill|decode|encode`: one service in this process, with flags generated from its settings.
 
 A service's own modules are imported last: `baton serve router` needs no torch, and torch must find its cores and
 threads already set.
@@ -15,10 +15,11 @@ from cyclopts import App, Parameter
 
 from baton.services.cli.settings import COMMANDS
 from baton.services.decode.settings import DecodeSettings
+from baton.services.encode.settings import EncodeSettings
 from baton.services.prefill.settings import PrefillSettings
 from baton.services.router.settings import RouterSettings
 from baton.settings.base import refuse_unknown_variables
-from baton.settings.groups import ServiceSettings, WorkerSettings
+from baton.settings.groups import ServiceSettings, WorkerProcessSettings
 from baton.settings.process import limit_cores, limit_threads
 from baton.telemetry.logs import configure_logging
 
@@ -45,13 +46,19 @@ def decode(*, settings: Annotated[DecodeSettings | None, FLAT] = None) -> int:
     return _serve("decode", settings or DecodeSettings())
 
 
+@serve_app.command
+def encode(*, settings: Annotated[EncodeSettings | None, FLAT] = None) -> int:
+    """Encode images for prefill workers."""
+    return _serve("encode", settings or EncodeSettings())
+
+
 def _serve(name: str, settings: ServiceSettings) -> int:
     """Prepares the process, then calls `services.<name>.app.serve(settings)`. Returns the exit code."""
     refuse_unknown_variables(COMMANDS.values())
     configure_logging(name, settings.log_level, settings.log_format)
     if settings.cores is not None:
         limit_cores(settings.cores)
-    if isinstance(settings, WorkerSettings):
+    if isinstance(settings, WorkerProcessSettings):
         limit_threads(settings.threads)
     return uvloop.run(_service(name)(settings))
 

@@ -18,7 +18,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class UpSettings(ForwardedFlags):
-    """One machine's system: Redis, a router, prefill and decode workers."""
+    """One machine's system: Redis, a router, prefill, decode and encode workers."""
 
     model: str = "bundled"
     """`bundled`, `bundled-vision`, a directory with a Hugging Face model, or an id of its Hub: `Qwen/Qwen3-0.6B`."""
@@ -28,6 +28,9 @@ class UpSettings(ForwardedFlags):
 
     decode: Count = 1
     """Number of decode workers."""
+
+    encode: Annotated[int, Field(ge=0)] = 0
+    """Number of encode workers, for a model that is served with images; 0: prefill workers encode."""
 
     decode_token_budget: Annotated[int, Field(ge=0)] = 0
     """Most tokens a step of a decode worker, prompts included, if it computes prompts too; 0: it never does."""

@@ -4,7 +4,7 @@
 2. Start Redis unless one is given, then workers and router. Each worker gets its own cores.
 3. Wait until the router is ready and a smoke_request's pages have moved.
 4. Serve until Ctrl-C or SIGTERM; start a process that died once more, unless that happens too often.
-5. Stop the router (it drains), decode, prefill, Redis; leave nothing behind.
+5. Stop the router (it drains), decode, prefill, encode, Redis; leave nothing behind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from baton.store.store import StoreUnavailable
 
 T = TypeVar("T")
 SECRET_BYTES = 32
-STOP_ORDER = ("router", "decode", "prefill")
+STOP_ORDER = ("router", "decode", "prefill", "encode")
 _STOP_SLACK_S = 5.0
 _HTTP_TIMEOUT_S = 60.0
 _EXIT_REPORT_S = 1.0

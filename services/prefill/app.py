@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 import grpc
+import torch
 
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
-from baton.domain.worker import CAPABILITIES, IMAGE, TEXT, WorkerRecord, WorkerRole
-from baton.engine.build import Engine, build_engine
+from baton.domain.worker import CAPABILITIES, EMBEDDINGS, IMAGE, NO_TOWER, TEXT, WorkerRecord, WorkerRole
+from baton.engine.build import Engine, build_engine, resolve_device
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImportLimits, PageImports
@@ -25,6 +26,7 @@ from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.kv.tiers.lower_tier import LowerTier
 from baton.kv.tiers.tier_stack import TierStack
+from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.services.prefill.commands import PrefillCommand, TierEnded
@@ -52,6 +54,7 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
 from baton.worker.media.media_receiver import MediaReceiver, media_limits
 from baton.worker.page_tagging import uses_tags
@@ -90,7 +93,7 @@ class _Worker:
 
     def __init__(self, settings: PrefillSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
-        self._trust = context.trust
+        self._trust, self._store = context.trust, context.store
         self._engine = engine
         self._lifecycle = lifecycle = context.lifecycle
         self._stack = stack = context.stack
@@ -222,7 +225,7 @@ class _Worker:
             text_digest=self._engine.text_digest,
             grammars=self._engine.grammars,
             kernels=self._engine.kernels,
-            capabilities=CAPABILITIES,
+            capabilities=self._capabilities(),
             links=() if self._peers is None else self._peers.records(),
             budgets=self._loop.budgets(),
             modalities=(TEXT,) if vision is None else (TEXT, IMAGE),
@@ -230,17 +233,35 @@ class _Worker:
             vision="" if vision is None else vision.fingerprint,
         )
 
+    def _capabilities(self) -> tuple[str, ...]:
+        vision, found = self._engine.vision, [*CAPABILITIES]
+        if vision is not None and self._settings.pulls_embeddings:
+            found.append(EMBEDDINGS)
+        if vision is not None and vision.encoder is None:
+            found.append(NO_TOWER)
+        return tuple(found)
+
     def _make_receiver(self) -> MediaReceiver | None:
         vision = self._engine.vision
         if vision is None:
             return None
         settings, held_bytes = self._settings, vision.store.max_bytes
         limits = media_limits(self._engine.max_model_len, settings.encode_budget_tokens, held_bytes)
-        if (needed := limits.max_rows * vision.row_bytes) > held_bytes:
+        if (needed := limits.max_rows * vision.format.row_bytes) > held_bytes:
             log.warning("media_cache_is_small", held_bytes=held_bytes, largest_image_bytes=needed)
         decoder = ImageDecoder(MAX_PIXELS)
         self._stack.callback(decoder.close)
-        return MediaReceiver(vision.processor, vision.digest, vision.row_bytes, decoder, limits, self._mailbox.try_put)
+        receiver = MediaReceiver(
+            vision.processor, vision.digest, vision.format.row_bytes, decoder, limits, self._mailbox.try_put
+        )
+        receiver.has_tower = vision.encoder is not None
+        if settings.pulls_embeddings:
+            channels = ChannelPool(self._trust)
+            self._stack.push_async_callback(channels.close)
+            encoders = EncoderRegistry(self._store, self._trust)
+            device = torch.device(resolve_device(settings.device))
+            receiver.puller = EmbeddingPuller(encoders, channels, vision.format, vision.fingerprint, device)
+        return receiver
 
     def _make_tags(self) -> PromptTags | None:
         engine, key = self._engine, self._trust.key(PURPOSE)

@@ -22,7 +22,7 @@ from typing import Any
 from baton.domain.errors import BatonError, InvalidRequest, NeedMedia
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest
-from baton.engine.media.store import HeldMedia, MediaKey, MediaStore
+from baton.engine.media.store import HeldMedia, MediaKey, MediaStore, PinHolder
 from baton.services.prefill.prompt import Prompt
 
 
@@ -35,7 +35,7 @@ class MediaGate:
         self.store = store
         self._budget_rows = budget_rows
         self._wanted: dict[MediaKey, set[AttemptId]] = {}  # in the order of their prompts
-        self._failed: dict[AttemptId, BatonError] = {}
+        self._failed: dict[PinHolder, BatonError] = {}
         self._encoding: set[AttemptId] = set()  # prompts that wait for the images of the last batch
         self._encode_s: dict[AttemptId, float] = {}
 

@@ -21,6 +21,8 @@ from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.lifecycle import WorkerContext
 
+PAGE_ROLES = frozenset({WorkerRole.PREFILL, WorkerRole.DECODE})
+
 
 class PeerReader:
     """Reads of one prefill worker into its pool. Made in the asyncio loop; `context.stack` closes it."""
@@ -45,7 +47,7 @@ class PeerReader:
         context.stack.push_async_callback(channels.close)
         identity = LinkIdentity(
             context.worker_id, incarnation, model_name(settings.model), engine.fingerprint, memory.page_bytes,
-            LINK_GRACE_TTLS * settings.worker_ttl_s, frozenset(WorkerRole), optional=True,
+            LINK_GRACE_TTLS * settings.worker_ttl_s, PAGE_ROLES, optional=True,
         )  # fmt: skip
         self.links = PeerLinks(identity, context.store, channels, puller, mailbox, on_change)
         self.client = ExportClient(self.links, mailbox, settings.renew_interval_s, len(memory.part_ends))

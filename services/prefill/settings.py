@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import ChunkPolicy
 from baton.services.prefill.policy import PolicySettings, PrefillPolicy
+from baton.settings.choices import VisionKind
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 from baton.settings.tiers import TierSettings
 
@@ -84,6 +85,11 @@ class PrefillSettings(WorkerSettings, TierSettings):
         if 0 < (self.long_prefill_token_threshold or 0) < self.page_size:
             raise ValueError("long_prefill_token_threshold must be 0 or at least page_size")
         return self
+
+    @property
+    def pulls_embeddings(self) -> bool:
+        """True if encode workers may encode its images."""
+        return self.vision in (VisionKind.AUTO, VisionKind.REMOTE)
 
     def long_prompt_tokens(self, max_model_len: int) -> int:
         """The threshold for contexts of at most `max_model_len` tokens; by default of any token budget."""

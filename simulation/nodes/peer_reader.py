@@ -45,7 +45,7 @@ class SimPeerReader:
         self._puller = SimPuller(process, environment.page_network.add_reader(process), memory, mailbox.put)
         identity = LinkIdentity(
             WorkerId(process.name), process.incarnation, MODEL, fingerprint, memory.page_bytes,
-            LINK_GRACE_TTLS * CONFIG.worker_ttl_s, frozenset(WorkerRole),
+            LINK_GRACE_TTLS * CONFIG.worker_ttl_s, frozenset({WorkerRole.PREFILL, WorkerRole.DECODE}),
         )  # fmt: skip
         pullers = PullerSet([cast(ThreadedPuller, self._puller)])
         self.links = PeerLinks(

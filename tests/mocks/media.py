@@ -19,7 +19,7 @@ class MockMedia:
     """Holds files, until a test forgets them. `outcomes`: of the next uploads; HELD after them.
 
     `errors`: of the next uploads, which they end. `num_forgotten`: of the next uploads, evicted at once. `hangs`: an
-    upload never ends.
+    upload never ends. `sources`: what the encode workers hold, by their incarnation.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,8 @@ class MockMedia:
         self.held: dict[tuple[str, bytes], bytes] = {}
         self.outcomes: list[int] = []
         self.errors: list[BatonError] = []
+        self.sources: dict[int, MockMedia] = {}
+        self.num_pulled = 0
         self.num_forgotten = 0
         self.hangs = False
         self.arrived = asyncio.Event()
@@ -44,6 +46,8 @@ class MockMedia:
         outcome = self.outcomes.pop(0) if self.outcomes else prefill_pb2.MEDIA_OUTCOME_HELD
         if outcome != prefill_pb2.MEDIA_OUTCOME_HELD:
             return prefill_pb2.PutMediaResponse(outcome=outcome, message="is damaged")  # type: ignore[arg-type]
+        if header.HasField("source"):
+            return self._pull(header)
         await send_go_ahead(context)
         data = b"".join([request.data async for request in requests])
         assert len(data) == header.num_bytes
@@ -51,6 +55,14 @@ class MockMedia:
             self.num_forgotten -= 1
         else:
             self.held[header.salt, header.identity] = data
+        return prefill_pb2.PutMediaResponse(outcome=prefill_pb2.MEDIA_OUTCOME_HELD, num_rows=header.num_rows)
+
+    def _pull(self, header: prefill_pb2.MediaHeader) -> prefill_pb2.PutMediaResponse:
+        source, key = self.sources.get(header.source.incarnation), (header.salt, header.identity)
+        if source is None or key not in source.held:
+            return prefill_pb2.PutMediaResponse(outcome=prefill_pb2.MEDIA_OUTCOME_SOURCE_LOST)
+        self.num_pulled += 1
+        self.held[key] = source.held[key]
         return prefill_pb2.PutMediaResponse(outcome=prefill_pb2.MEDIA_OUTCOME_HELD, num_rows=header.num_rows)
 
     def missing(self, request: EngineRequest) -> NeedMedia | None:

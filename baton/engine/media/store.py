@@ -1,4 +1,4 @@
-"""The images that a prefill worker holds: tensors until they are encoded, embeddings from then on. Pure bookkeeping.
+"""The images that a worker holds: tensors until they are encoded, embeddings from then on. Pure bookkeeping.
 
 Owned by the engine thread. Bounded by bytes, the least recently used go first. Images that a prompt still needs are
 pinned; one that came for a prompt is kept for a while, until that prompt is here. An image is found by requests of its
@@ -21,6 +21,9 @@ Rows = TypeVar("Rows")
 MediaKey = tuple[str, bytes]
 """Salt and identity."""
 
+PinHolder = AttemptId | int
+"""What keeps an image: the prompt of an attempt, or the number of a lease."""
+
 KEEP_S = 30.0
 """Longest wait of an image for its prompt, whose other images may still be to come."""
 
@@ -39,7 +42,7 @@ class HeldMedia(Generic[Inputs, Rows]):
     row_bytes: int
     rows: Rows | None = None
     kept_until: float = 0.0
-    pins: set[AttemptId] = field(default_factory=set)
+    pins: set[PinHolder] = field(default_factory=set)
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +59,7 @@ class MediaStore(Generic[Inputs, Rows]):
         """The least of an image with its inputs, of all that were ever held; infinite before the first."""
         self._held: OrderedDict[MediaKey, HeldMedia[Inputs, Rows]] = OrderedDict()
         self._salts: dict[bytes, set[str]] = {}
-        self._pinned: dict[AttemptId, set[MediaKey]] = {}
+        self._pinned: dict[PinHolder, set[MediaKey]] = {}
         self.num_bytes = 0
         self.num_evicted = 0
 
@@ -110,15 +113,15 @@ class MediaStore(Generic[Inputs, Rows]):
         if not salts:
             del self._salts[key[1]]
 
-    def pin(self, id: AttemptId, keys: Iterable[MediaKey]) -> None:
-        """Keeps those of `keys` that are held until `unpin`, for the prompt of one attempt. Adds to earlier ones."""
+    def pin(self, id: PinHolder, keys: Iterable[MediaKey]) -> None:
+        """Keeps those of `keys` that are held until `unpin`. Adds to earlier ones of the same holder."""
         pinned = self._pinned.setdefault(id, set())
         for key in keys:
             if key in self._held:
                 self._held[key].pins.add(id)
                 pinned.add(key)
 
-    def unpin(self, id: AttemptId) -> None:
+    def unpin(self, id: PinHolder) -> None:
         """Releases what `pin` kept. Idempotent."""
         for key in self._pinned.pop(id, ()):
             item = self._held.get(key)

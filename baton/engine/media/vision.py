@@ -1,13 +1,12 @@
-"""Image processor, store and encoder of a prefill worker. Built once, by `build_engine`."""
+"""Image processor, store and encoder of a prefill worker or an encode worker. Built once, when it starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from baton.domain.fingerprint import digest_of
 from baton.domain.media.span import MediaRules
+from baton.engine.media.embedding_format import EmbeddingFormat
 from baton.engine.media.encoder import Images, MediaEncoder
 from baton.engine.media.store import MediaStore
 from baton.model.errors import UnsupportedModel
@@ -25,14 +24,17 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class EngineVision:
-    """`digest`: of the image processor; `fingerprint`: of all that an embedding depends on beside the image."""
+    """`digest`: of the image processor; `fingerprint`: of all that an embedding depends on beside the image.
+
+    `encoder` None: the worker has no tower, and takes embeddings from encode workers.
+    """
 
     processor: ImageProcessor
     digest: str
     fingerprint: str
-    row_bytes: int
+    format: EmbeddingFormat
     store: Images
-    encoder: MediaEncoder
+    encoder: MediaEncoder | None
 
 
 def media_rules(settings: WorkerSettings, directory: Path) -> MediaRules | None:
@@ -50,26 +52,28 @@ def media_rules(settings: WorkerSettings, directory: Path) -> MediaRules | None:
             raise UnsupportedModel("it has no preprocessor_config.json")
         return read_config(directory, vision=True).media
     except UnsupportedModel as error:
-        if settings.vision is VisionKind.LOCAL:
+        if settings.vision is not VisionKind.AUTO:
             raise
         log.info("images_not_served", why=str(error))
         return None
 
 
-def engine_vision(directory: Path, model: LoadedModel, root: str, max_bytes: int) -> EngineVision | None:
-    """Builds what encodes images for `model`; None if it has no tower. `root`: digest of its weights.
+def engine_vision(
+    directory: Path, model: LoadedModel, root: str, max_bytes: int, kind: VisionKind = VisionKind.LOCAL
+) -> EngineVision | None:
+    """Builds what encodes images for `model`; None if it was loaded without a tower. `root`: digest of its weights.
 
-    `max_bytes`: of the images that are held. Raises `UnsupportedModel`.
+    `max_bytes`: of the images that are held. `kind` REMOTE: the tower is not kept. Raises `UnsupportedModel`.
     """
     if model.tower is None or model.config.vision is None:
         return None
     processor, digest = ImageProcessor(directory, model.config.vision), processor_digest(directory)
-    libraries = [f"{name} {version(name)}" for name in ("transformers", "pillow", "torch")]
-    fingerprint = digest_of((root, digest, model.config.dtype, *libraries))
+    format = EmbeddingFormat(model.tower.hidden_size, model.tower.depth, model.config.dtype)
+    fingerprint = format.fingerprint(root, digest)
     store: Images = MediaStore(max_bytes)
-    log.info("images_served", processor=digest, vision=fingerprint)
-    encoder = MediaEncoder(model.tower, store)
-    return EngineVision(processor, digest, fingerprint, model.tower.row_bytes, store, encoder)
+    encoder = None if kind is VisionKind.REMOTE else MediaEncoder(model.tower, store)
+    log.info("images_served", processor=digest, vision=fingerprint, has_tower=encoder is not None)
+    return EngineVision(processor, digest, fingerprint, format, store, encoder)
 
 
 def _may_see(directory: Path) -> bool:

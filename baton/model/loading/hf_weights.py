@@ -65,6 +65,31 @@ def load_vision_weights(
 
     Raises what `load_weights` raises.
     """
+    whole = _load_whole(config, device, on_progress)
+    text = VisionTextModel(whole.model.language_model, whole.lm_head)
+    del whole.model.language_model  # the layers may be packed, which must free the plain ones
+    return text, VisionTower(whole.model)
+
+
+def load_tower(config: ModelConfig, device: str = "cpu", on_progress: OnProgress | None = None) -> VisionTower:
+    """The vision tower alone. Of the text model one layer and the table of tokens are read, and let go.
+
+    Raises what `load_weights` raises.
+    """
+    from transformers import AutoConfig
+
+    stock = AutoConfig.from_pretrained(config.directory, local_files_only=True)
+    text = stock.get_text_config()
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    whole = _load_whole(config, device, on_progress, stock)
+    del whole.model.language_model
+    return VisionTower(whole.model)
+
+
+def _load_whole(config: ModelConfig, device: str, on_progress: OnProgress | None, stock: Any = None) -> Any:
+    """transformers' vision-language model. `stock`: its config, if it is not the checkpoint's."""
     from transformers import AutoModelForImageTextToText  # slow to import
 
     stored, files = stored_tensors(config.directory)
@@ -72,7 +97,7 @@ def load_vision_weights(
     tensors = lazy_tensors(files, CheckpointPlan((), ()))
     try:
         with _progress(on_progress):
-            options = _options(config)
+            options = _options(config) if stock is None else {**_options(config), "config": stock}
             whole, report = AutoModelForImageTextToText.from_pretrained(
                 config.directory, trust_remote_code=False, **options
             )
@@ -80,10 +105,7 @@ def load_vision_weights(
         raise UnreadableModel(f"the weights in {config.directory} cannot be read: {error}") from error
     _refuse_missing(config, report["missing_keys"])
     refuse_unused_tensors(whole, without_zero_biases(report["unexpected_keys"], tensors))
-    whole = whole.to(device).eval().requires_grad_(False)
-    text = VisionTextModel(whole.model.language_model, whole.lm_head)
-    del whole.model.language_model  # the layers may be packed, which must free the plain ones
-    return text, VisionTower(whole.model)
+    return whole.to(device).eval().requires_grad_(False)
 
 
 def _refuse_missing(config: ModelConfig, names: Collection[str]) -> None:

@@ -42,10 +42,9 @@ class VisionTower:
         return [MediaEmbedding(own, tuple(more)) for own, *more in parts]
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of an embedding, with its DeepStack rows."""
-        some = next(self._model.parameters())
-        return int((1 + self.depth) * self._model.config.get_text_config().hidden_size * some.element_size())
+    def hidden_size(self) -> int:
+        """Numbers of a row."""
+        return int(self._model.config.get_text_config().hidden_size)
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where the weights are; numbers in their format."""

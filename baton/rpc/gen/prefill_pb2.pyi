@@ -14,12 +14,16 @@ class MediaOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEDIA_OUTCOME_UNREADABLE: _ClassVar[MediaOutcome]
     MEDIA_OUTCOME_COUNT_DIFFERS: _ClassVar[MediaOutcome]
     MEDIA_OUTCOME_OTHER_PROCESSOR: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_SOURCE_LOST: _ClassVar[MediaOutcome]
+    MEDIA_OUTCOME_NO_TOWER: _ClassVar[MediaOutcome]
 MEDIA_OUTCOME_UNSPECIFIED: MediaOutcome
 MEDIA_OUTCOME_HELD: MediaOutcome
 MEDIA_OUTCOME_TOO_LARGE: MediaOutcome
 MEDIA_OUTCOME_UNREADABLE: MediaOutcome
 MEDIA_OUTCOME_COUNT_DIFFERS: MediaOutcome
 MEDIA_OUTCOME_OTHER_PROCESSOR: MediaOutcome
+MEDIA_OUTCOME_SOURCE_LOST: MediaOutcome
+MEDIA_OUTCOME_NO_TOWER: MediaOutcome
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request", "decode_prefix_len", "deadline_s", "page_source")
@@ -90,7 +94,7 @@ class PutMediaRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[MediaHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class MediaHeader(_message.Message):
-    __slots__ = ("identity", "num_bytes", "salt", "processor", "detail", "num_rows", "grid_height", "grid_width", "deadline_s")
+    __slots__ = ("identity", "num_bytes", "salt", "processor", "detail", "num_rows", "grid_height", "grid_width", "deadline_s", "source")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +104,7 @@ class MediaHeader(_message.Message):
     GRID_HEIGHT_FIELD_NUMBER: _ClassVar[int]
     GRID_WIDTH_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     identity: bytes
     num_bytes: int
     salt: str
@@ -109,7 +114,16 @@ class MediaHeader(_message.Message):
     grid_height: int
     grid_width: int
     deadline_s: float
-    def __init__(self, identity: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., salt: _Optional[str] = ..., processor: _Optional[str] = ..., detail: _Optional[str] = ..., num_rows: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    source: EmbeddingSource
+    def __init__(self, identity: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., salt: _Optional[str] = ..., processor: _Optional[str] = ..., detail: _Optional[str] = ..., num_rows: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[EmbeddingSource, _Mapping]] = ...) -> None: ...
+
+class EmbeddingSource(_message.Message):
+    __slots__ = ("worker_id", "incarnation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PutMediaResponse(_message.Message):
     __slots__ = ("outcome", "message", "num_rows", "grid_height", "grid_width")

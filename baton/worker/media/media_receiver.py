@@ -1,5 +1,7 @@
 """Receives the files of images: checks, decodes and counts them, and gives their tensors to the engine.
 
+In a prefill worker it also has embeddings pulled, where the router names an encode worker in place of the bytes.
+
 Runs in the asyncio loop. Every bound is checked before the bytes that would pass it are read.
 """
 
@@ -22,6 +24,7 @@ from baton.rpc.gen import prefill_pb2 as pb
 from baton.rpc.media_upload import MAX_PART_BYTES
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
+from baton.worker.media.embedding_puller import EmbeddingLost, EmbeddingPuller
 from baton.worker.media.image_decoder import ImageDecoder, UnreadableMedia
 from baton.worker.request_validator import MAX_NAME_CHARS, clamp_duration
 
@@ -86,7 +89,13 @@ class _Outcome(Exception):
 
 
 class MediaReceiver:
-    """`digest`: of `processor`, as in the worker's record. `row_bytes`: of one row of an embedding."""
+    """`digest`: of `processor`, as in the worker's record. `row_bytes`: of one row of an embedding.
+
+    `puller` None: no embeddings are pulled. `has_tower` False: no files are taken.
+    """
+
+    puller: EmbeddingPuller | None = None
+    has_tower = True
 
     def __init__(
         self,
@@ -133,9 +142,13 @@ class MediaReceiver:
         found = await self._ask(lambda reply: FindMedia(key, reply))
         if found is not None:
             return _held(header, *found)
+        end = begun_at + min(MAX_UPLOAD_S, clamp_duration(header.deadline_s, "deadline_s") or MAX_UPLOAD_S)
+        if header.HasField("source"):
+            return await self._pull_until(end, header)
+        if not self.has_tower:
+            raise _Outcome(pb.MEDIA_OUTCOME_NO_TOWER, "is not encoded by this worker")
         if self._open_bytes + header.num_bytes > self._limits.max_open_bytes:
             raise Overloaded("too many bytes of images arrive here at once", retry_after_s=RETRY_S)
-        end = begun_at + min(MAX_UPLOAD_S, clamp_duration(header.deadline_s, "deadline_s") or MAX_UPLOAD_S)
         async with contextlib.AsyncExitStack() as charge:
             self._open_bytes += header.num_bytes
             charge.callback(self._release, header.num_bytes)
@@ -144,6 +157,28 @@ class MediaReceiver:
 
     def _release(self, num_bytes: int) -> None:
         self._open_bytes -= num_bytes
+
+    async def _pull_until(self, end: float, header: pb.MediaHeader) -> pb.PutMediaResponse:
+        """Holds the embedding that an encode worker has."""
+        num_bytes = header.num_rows * self._row_bytes
+        if num_bytes > self._limits.max_held_bytes:
+            message = f"takes {num_bytes} bytes in this worker, which holds {self._limits.max_held_bytes}"
+            raise _Outcome(pb.MEDIA_OUTCOME_TOO_LARGE, message)
+        if self._open_bytes and self._open_bytes + num_bytes > self._limits.max_open_bytes:
+            raise Overloaded("too many bytes of images arrive here at once", retry_after_s=RETRY_S)
+        self._open_bytes += num_bytes
+        try:
+            if self.puller is None:
+                raise EmbeddingLost("this worker pulls no embeddings")
+            pulled = await self.puller.pull(header, end - asyncio.get_running_loop().time())
+            metrics.MEDIA_TOTAL.labels("pulled").inc()
+            item: HeldMedia[Any, Any] = HeldMedia(None, pulled.num_rows, pulled.grid, 0, num_bytes, pulled.embedding)
+            return await self._give(header, item)
+        except EmbeddingLost as error:
+            log.warning("embedding_not_pulled", source=header.source.worker_id, why=str(error)[:200])
+            raise _Outcome(pb.MEDIA_OUTCOME_SOURCE_LOST, "is not held by the encode worker") from None
+        finally:
+            self._release(num_bytes)
 
     async def _read_until(
         self, end: float, header: pb.MediaHeader, requests: AsyncIterator[pb.PutMediaRequest], context: Any
@@ -187,14 +222,18 @@ class MediaReceiver:
             return await self._hold(header, prepared)
 
     async def _hold(self, header: pb.MediaHeader, prepared: PreparedImage) -> pb.PutMediaResponse:
-        key = (header.salt, header.identity)
         item: HeldMedia[Any, Any] = HeldMedia(
             prepared.inputs, prepared.num_rows, prepared.grid, prepared.num_bytes, prepared.num_rows * self._row_bytes
         )
         if item.num_bytes > self._limits.max_held_bytes:
             message = f"takes {item.num_bytes} bytes in this worker, which holds {self._limits.max_held_bytes}"
             raise _Outcome(pb.MEDIA_OUTCOME_TOO_LARGE, message, prepared.num_rows)
-        response = _held(header, prepared.num_rows, prepared.grid)
+        return await self._give(header, item)
+
+    async def _give(self, header: pb.MediaHeader, item: HeldMedia[Any, Any]) -> pb.PutMediaResponse:
+        """Has the engine hold an image. Raises `Overloaded` if it has no room."""
+        key = (header.salt, header.identity)
+        response = _held(header, item.num_rows, item.grid)
         if not await self._ask(lambda reply: HoldMedia(key, item, reply)):
             raise Overloaded("images that are in use leave no room for this one", retry_after_s=RETRY_S)
         return response

@@ -37,8 +37,9 @@ def worker_results(
         yield warn("workers", "none are registered", fix)
         return
     yield _roles(workers)
+    with_pages = [worker for worker in workers if worker.role is not WorkerRole.ENCODE] or workers
     for name, read, fix in _PROPERTIES:
-        yield _same(name, read, fix, workers)
+        yield _same(name, read, fix, with_pages)
     if text_digest is not None:
         yield _text(workers, text_digest)
     yield from _links(workers)

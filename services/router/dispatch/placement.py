@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.domain.worker import IMAGE, LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.worker import IMAGE, NO_KERNELS, LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 
 MOVED_TOKENS_PER_COMPUTED = 16
 """Moving the KV of this many tokens costs as much as computing one."""
@@ -46,6 +46,15 @@ class WorkerFilter:
     def serves(self, record: WorkerRecord) -> bool:
         """True for a worker with this model, tokenizer and template."""
         return record.model == self.model and self.text_digest in ("", record.text_digest)
+
+    def strangers_note(self, records: Sequence[WorkerRecord]) -> str:
+        """The reasons why some of `records` are of no use, as text behind others; "" without any."""
+        strangers = sorted({record.model for record in records if record.model != self.model})
+        note = f"; workers announced {', '.join(strangers)} instead of {self.model}" if strangers else ""
+        texts = [record.id for record in records if record.model == self.model and not self.serves(record)]
+        return note + (
+            f"; {', '.join(texts)} have another tokenizer or chat template than this router" if texts else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,15 @@ def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
 def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
     """True for a worker that is ready and not stuck in one step."""
     return record.status is WorkerStatus.READY and record.load.step_age_s <= max_step_age_s
+
+
+def kernels_note(records: Iterable[WorkerRecord]) -> str:
+    """The kernels that workers run, and the workers that run none; "" if none has told."""
+    named = {record.id: record.kernels for record in records}
+    levels = ", ".join(sorted({level for level in named.values() if level not in ("", NO_KERNELS)}))
+    without = ", ".join(sorted(id for id, level in named.items() if level == NO_KERNELS))
+    slow = f"; no native kernels on {without}: torch computes there, several times slower" if without else ""
+    return (f"; kernels: {levels}" if levels else "") + slow
 
 
 def capacity_tokens(pair: Pair) -> int:

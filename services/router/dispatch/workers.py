@@ -19,14 +19,16 @@ from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey, WorkerId
 from baton.domain.liveness import Liveness
 from baton.domain.trust import RecordVerifier
-from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerRole
+from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
+from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
 from baton.services.router.dispatch.cache_index.index import CacheIndex
 from baton.services.router.dispatch.cache_index.page_source import PageSourceChoice, choose_page_source
 from baton.services.router.dispatch.in_flight import InFlight
 from baton.services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
+from baton.services.router.dispatch.media.encoder_choice import has_tower, makes_embeddings
 from baton.services.router.dispatch.placement import (
     Pair,
     PlacementQuery,
@@ -34,6 +36,7 @@ from baton.services.router.dispatch.placement import (
     WorkerFilter,
     capacity_tokens,
     choose_pair,
+    kernels_note,
     linked_pairs,
     placeable,
 )
@@ -135,25 +138,14 @@ class WorkerSet:
         """Returns True when a linked pair takes requests, and a description of what is there or missing."""
         pairs = self._eligible_pairs()
         if pairs:
-            return True, f"{len(pairs)} linked prefill/decode pairs{self._kernels()}"
+            kernels = kernels_note(record for record in self._records.values() if self._eligible(record))
+            return True, f"{len(pairs)} linked prefill/decode pairs{kernels}"
         eligible = [record.role for record in self._records.values() if self._eligible(record)]
-        counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in WorkerRole)
-        model, records = self._filter.model, self.records
-        strangers = sorted({record.model for record in records if record.model != model})
-        others = f"; workers announced {', '.join(strangers)} instead of {model}" if strangers else ""
-        texts = [record.id for record in records if record.model == model and not self._filter.serves(record)]
-        others += f"; {', '.join(texts)} have another tokenizer or chat template than this router" if texts else ""
+        counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in (WorkerRole.PREFILL, WorkerRole.DECODE))
+        others = self._filter.strangers_note(self.records)
         refused = "".join(f"; {why}" for _, why in sorted(self._refused.items()))
         unread = f"; {self._unread}" if self._unread else ""
         return False, f"no linked prefill/decode pair ({counts} ready{others}{refused}{unread})"
-
-    def _kernels(self) -> str:
-        """The kernels that eligible workers run, and the workers that run none; "" if none has told."""
-        named = {record.id: record.kernels for record in self._records.values() if self._eligible(record)}
-        levels = ", ".join(sorted({level for level in named.values() if level not in ("", NO_KERNELS)}))
-        without = ", ".join(sorted(id for id, level in named.items() if level == NO_KERNELS))
-        slow = f"; no native kernels on {without}: torch computes there, several times slower" if without else ""
-        return (f"; kernels: {levels}" if levels else "") + slow
 
     def num_ready(self) -> int:
         """Counts the workers that take requests."""
@@ -174,11 +166,20 @@ class WorkerSet:
 
     def encodes(self, processor: str) -> bool:
         """True when a linked pair serves images of this processor."""
-        return any(pair.encodes(processor) for pair in self._eligible_pairs())
+        return bool(self.encoders(processor))
 
     def encoders(self, processor: str) -> frozenset[Incarnation]:
-        """The prefill workers that encode images with this processor."""
-        return frozenset(pair.prefill.incarnation for pair in self._eligible_pairs() if pair.encodes(processor))
+        """The prefill workers that encode images with this processor, or have them encoded."""
+        pairs = [pair for pair in self._eligible_pairs() if pair.encodes(processor)]
+        return frozenset(pair.prefill.incarnation for pair in pairs if self._finds_encoder(pair))
+
+    def encode_workers(self, prefill: WorkerRecord) -> list[WorkerRecord]:
+        """The encode workers that take images for a prefill worker now."""
+        found = [one for one in self._records.values() if makes_embeddings(one, prefill) and self._eligible(one)]
+        return [one for one in found if self.absence(one) is WorkerAbsence.NONE]
+
+    def _finds_encoder(self, pair: Pair) -> bool:
+        return has_tower(pair.prefill) or bool(self.encode_workers(pair.prefill))
 
     def add_listener(self, on_refresh: Callable[[], None]) -> None:
         """Calls `on_refresh` after every read of the registry."""
@@ -186,7 +187,7 @@ class WorkerSet:
 
     def page_sizes(self) -> set[int]:
         """Page sizes in use: one, except during a rollout."""
-        return {record.page_size for record in self._records.values()}
+        return {record.page_size for record in self._records.values() if record.page_size}  # encode workers have none
 
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
@@ -196,6 +197,8 @@ class WorkerSet:
             if self._eligible(record) and self._suspected_until.get(record.incarnation, now) <= now:
                 records.append(self._in_flight.adjust(record, now))
         pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
+        if query.processor:
+            pairs = [pair for pair in pairs if self._finds_encoder(pair)]
         self._num_choices += 1
         return choose_pair(pairs, query, self._index, self._num_choices)
 
@@ -245,11 +248,8 @@ class WorkerSet:
     ) -> PageSourceChoice | None:
         """The worker whose cached pages of a prompt the pair's prefill worker may import; see `page_source`."""
         matchable, now = keys[: max(0, num_tokens - 1) // pair.prefill.page_size], self._now()
-        workers = {
-            incarnation: record
-            for incarnation, record in self._records.items()
-            if self._suspected_until.get(incarnation, now) <= now
-        }
+        trusted = (one for one in self._records.values() if self._suspected_until.get(one.incarnation, now) <= now)
+        workers = {record.incarnation: record for record in trusted}
         return choose_page_source(pair, matchable, decode_prefix_len, workers, self.cache_index, now)
 
     def served(self) -> list[WorkerRecord]:
@@ -273,10 +273,13 @@ class WorkerSet:
     def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
         return self._channels.stub(PrefillStub, record.address, record.incarnation)
 
+    def encode_stub(self, record: WorkerRecord) -> EncodeStub:
+        return self._channels.stub(EncodeStub, record.address, record.incarnation)
+
     def decode_stub(self, record: WorkerRecord) -> DecodeStub:
         return self._channels.stub(DecodeStub, record.address, record.incarnation)
 
-    def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId) -> None:
+    def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId | None = None) -> None:
         """Gives no new requests to a worker whose call failed, until its announcement had time to expire."""
         self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
         log.warning("worker_suspected", worker=record.id, code=reason.code, reason=reason.log_text, **_log_fields(id))
@@ -391,5 +394,5 @@ class WorkerSet:
         )
 
 
-def _log_fields(id: AttemptId) -> dict[str, str | int]:
-    return {"request_id": id.request_id, "attempt": id.attempt}
+def _log_fields(id: AttemptId | None) -> dict[str, str | int]:
+    return {} if id is None else {"request_id": id.request_id, "attempt": id.attempt}

@@ -11,10 +11,11 @@ import pytest
 from baton.services.cli.main import build_app
 from baton.services.cli.settings import COMMANDS, SERVICES
 from baton.settings.base import known_variables, refuse_unknown_variables
-from baton.settings.groups import ANY_ADDRESS, ServiceSettings, WorkerSettings
+from baton.settings.groups import ANY_ADDRESS, ServiceSettings, WorkerProcessSettings
 from tests.unit.docker.stack import COMPOSE, DOCKER, GPU, PROMETHEUS, SECRET, SHARED, environment, seconds
 
 WORKERS = ("prefill", "decode")
+ALL_WORKERS = (*WORKERS, "encode")
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +47,9 @@ def test_the_stop_grace_period_outlasts_the_drain(settings, service):
     assert COMPOSE["services"][service]["restart"] == "unless-stopped"
 
 
-@pytest.mark.parametrize(("settings", "service"), [(name, name) for name in WORKERS], indirect=["settings"])
+@pytest.mark.parametrize(("settings", "service"), [(name, name) for name in ALL_WORKERS], indirect=["settings"])
 def test_replicas_of_a_worker_take_name_and_address_from_their_container(settings, service):
-    assert isinstance(settings, WorkerSettings)
+    assert isinstance(settings, WorkerProcessSettings)
     assert settings.worker_id is None, "`--scale` would give replicas one id"
     assert settings.advertise_address is None, "`--scale` would give replicas one address"
     assert settings.host in ANY_ADDRESS
@@ -59,16 +60,16 @@ def test_replicas_of_a_worker_take_name_and_address_from_their_container(setting
 def test_health_checks_use_the_services_port(settings, service):
     kind, command, flag, program = COMPOSE["services"][service]["healthcheck"]["test"]
     ast.parse(program)
-    is_worker = isinstance(settings, WorkerSettings)
+    is_worker = isinstance(settings, WorkerProcessSettings)
     port, path = (settings.metrics_port, "metrics") if is_worker else (int(environment(service)["BATON_PORT"]), "ready")
     assert (kind, command, flag) == ("CMD", "python", "-c")
     assert f"'http://127.0.0.1:{port}/{path}'" in program
 
 
-@pytest.mark.parametrize("settings", WORKERS, indirect=True)
+@pytest.mark.parametrize("settings", ALL_WORKERS, indirect=True)
 def test_prometheus_scrapes_every_replica_of_a_worker(settings):
     jobs = {job["job_name"]: job for job in PROMETHEUS["scrape_configs"]}
-    [service] = [name for name in WORKERS if SERVICES[name] is type(settings)]
+    [service] = [name for name in ALL_WORKERS if SERVICES[name] is type(settings)]
     [found] = jobs[service]["dns_sd_configs"]
     assert (found["names"], found["type"], found["port"]) == ([service], "A", settings.metrics_port)
     assert jobs.keys() == set(SERVICES)
@@ -90,7 +91,9 @@ def test_routers_stop_before_their_workers_which_load_side_by_side():
 
 
 def test_two_of_each_kind_run_behind_one_port():
-    assert {name: COMPOSE["services"][name]["scale"] for name in SERVICES} == dict.fromkeys(SERVICES, 2)
+    numbers = {name: COMPOSE["services"][name]["scale"] for name in SERVICES}
+    assert numbers == {**dict.fromkeys(SERVICES, 2), "encode": 1}
+    assert COMPOSE["services"]["encode"]["profiles"] == ["images"], "most models have no images"
     assert [name for name, each in COMPOSE["services"].items() if "8000" in str(each.get("ports"))] == ["proxy"]
 
 

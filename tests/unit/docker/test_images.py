@@ -65,6 +65,7 @@ def test_compose_builds_stages_that_exist():
         "router": "router",
         "prefill": "worker",
         "decode": "worker",
+        "encode": "worker",
     }
     arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
     for build in builds.values():

@@ -244,6 +244,7 @@ def test_the_methods_that_name_an_incarnation_are_known():
         "Drain",
         "SetBudgets",
         "CacheEvents",
+        "PullEmbedding",
     }
 
 

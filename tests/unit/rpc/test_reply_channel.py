@@ -15,14 +15,14 @@ from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc import codec
 from baton.rpc.channel_pool import ChannelPool
-from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, handoff_pb2, prefill_pb2, worker_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, encode_pb2, handoff_pb2, prefill_pb2, worker_pb2
 from baton.rpc.server import ServerAuth, start_server
 
 DEADLINE_S = 20.0
 WORKER = Incarnation(11)
 METHODS = {
     f"/{service.full_name}/{method.name}": method
-    for file in (decode_pb2, handoff_pb2, prefill_pb2, worker_pb2)
+    for file in (decode_pb2, encode_pb2, handoff_pb2, prefill_pb2, worker_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

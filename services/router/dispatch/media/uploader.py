@@ -1,25 +1,32 @@
-"""Brings the images of a request to the prefill worker that encodes them. Called by `attempt`.
+"""Brings the images of a request to the prefill worker that computes its prompt. Called by `attempt`.
 
 A worker is sent a file once: the uploader remembers what a worker's process has acknowledged. That is a hint, since a
 worker forgets images without a message. It then says `need_media`, and the next attempt sends them again. Requests that
 need one new image at once share its upload.
+
+With encode workers the file goes to one of them, and prefill is told where to pull the embedding from:
+
+    rank_encoders --(first, then second)--> file to the encode worker --> its name to prefill --> held
+                          `--(both failed, or there is none)--> file to prefill, if it has a tower; else NeedMedia
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import grpc
 
-from baton.domain.errors import BatonError, InvalidRequest, NeedMedia, Overloaded, WorkerLost
+from baton.domain.errors import BatonError, Draining, InvalidRequest, NeedMedia, Overloaded, WorkerLost
 from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.codec import error_from_rpc
 from baton.rpc.gen import prefill_pb2
 from baton.rpc.media_upload import put_media
 from baton.rpc.request_metadata import Metadata
+from baton.services.router.dispatch.media.encoder_choice import has_tower, rank_encoders
 from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
     AttemptFailure,
@@ -29,7 +36,13 @@ from baton.services.router.dispatch.worker_errors import (
 )
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile
-from baton.telemetry.metrics import MEDIA_UPLOAD_BYTES_TOTAL, MEDIA_UPLOADS_TOTAL
+from baton.telemetry.metrics import MEDIA_TOTAL, MEDIA_UPLOAD_BYTES_TOTAL, MEDIA_UPLOADS_TOTAL
+
+MAX_ENCODERS = 2
+"""Encode workers that are tried for an image before the prefill worker's own tower."""
+
+MAX_ENCODE_S = 30.0
+"""Longest wait for an encode worker, if that is less than half of what is left of the deadline."""
 
 MAX_REMEMBERED = 1 << 14
 """Images on workers."""
@@ -45,6 +58,21 @@ _Held = tuple[Incarnation, str, bytes]
 """Worker process, salt and identity."""
 
 _REFUSED = (prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_UNREADABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """An image for a prefill worker, until `deadline` (on the loop's clock)."""
+
+    worker: WorkerRecord
+    file: MediaFile
+    salt: str
+    deadline: float
+    metadata: Metadata
+
+    def encode_s(self) -> float:
+        """Time for an encode worker: it leaves as much for another way."""
+        return min(MAX_ENCODE_S, max(0.0, self.deadline - asyncio.get_running_loop().time()) / 2)
 
 
 class MediaUploader:
@@ -99,26 +127,86 @@ class MediaUploader:
     async def _bring(
         self, worker: WorkerRecord, file: MediaFile, salt: str, deadline: float, metadata: Metadata
     ) -> None:
-        """Returns when the worker holds the file. Follows an upload of it that is under way for another request."""
-        key = (worker.incarnation, salt, file.identity)
+        """Returns when the prefill worker holds the image."""
+        delivery = _Delivery(worker, file, salt, deadline, metadata)
+        reply = await self._share((worker.incarnation, salt, file.identity), lambda: self._deliver(delivery))
+        if reply is not None and (refusal := _refusal(reply, file)) is not None:
+            raise refusal
+
+    async def _share(
+        self, key: _Held, send: Callable[[], Awaitable[prefill_pb2.PutMediaResponse]]
+    ) -> prefill_pb2.PutMediaResponse | None:
+        """The reply of `send`, or of one for the same key that is under way. None: it is held already."""
         reply: prefill_pb2.PutMediaResponse | None = None
         while reply is None:
             if self._knows(key):
-                return
+                return None
             if (under_way := self._under_way.get(key)) is not None:
                 await asyncio.wait([under_way])
                 reply = under_way.result()  # None: that upload failed, or its request is gone
                 continue
             shared = self._under_way[key] = asyncio.get_running_loop().create_future()
             try:
-                reply = await self._send(worker, file, salt, deadline, metadata)
+                reply = await send()
                 if reply.outcome == prefill_pb2.MEDIA_OUTCOME_HELD:
                     self._remember(key)
             finally:
                 del self._under_way[key]
                 shared.set_result(reply)
-        if (refusal := _refusal(reply, file)) is not None:
-            raise refusal
+        return reply
+
+    async def _deliver(self, to: _Delivery) -> prefill_pb2.PutMediaResponse:
+        """Has the image encoded elsewhere, or sends it. Returns the prefill worker's reply, or a file's refusal."""
+        encoders = rank_encoders(self._workers.encode_workers(to.worker), to.file.identity)[:MAX_ENCODERS]
+        for encoder in encoders:
+            reply = await self._encode_at(encoder, to)
+            MEDIA_TOTAL.labels("encoder_failed" if reply is None else "encoder_used").inc()
+            if reply is not None:
+                return reply
+        if has_tower(to.worker):
+            return await self._send(to)
+        missing = NeedMedia(f"no encode worker takes an image for {to.worker.id}", (to.file.identity,))
+        raise AttemptFailure(missing, FaultSource.NOTHING)
+
+    async def _encode_at(self, encoder: WorkerRecord, to: _Delivery) -> prefill_pb2.PutMediaResponse | None:
+        """The reply of prefill once the encode worker has the image, or a file's refusal. None: it is no use now."""
+        key, name = (encoder.incarnation, to.salt, to.file.identity), prefill_pb2.EmbeddingSource()
+        name.worker_id, name.incarnation = encoder.id, encoder.incarnation
+        while True:
+            was_known = self._knows(key)
+            try:
+                reply = await self._share(key, lambda: self._put(encoder, to))
+            except AttemptFailure as failure:
+                if not failure.unready:
+                    self._workers.suspect(encoder, failure.error)
+                return None
+            if reply is not None and reply.outcome != prefill_pb2.MEDIA_OUTCOME_HELD:
+                return None if reply.outcome == prefill_pb2.MEDIA_OUTCOME_OTHER_PROCESSOR else reply
+            pulled = await self._send(to, name)
+            if pulled.outcome != prefill_pb2.MEDIA_OUTCOME_SOURCE_LOST:
+                return pulled
+            self._held.pop(key, None)
+            if not was_known:  # else it may have been evicted there since
+                return None
+
+    async def _put(self, encoder: WorkerRecord, to: _Delivery) -> prefill_pb2.PutMediaResponse:
+        """Sends the file to an encode worker, once. Raises `AttemptFailure`; `unready` if the worker says so itself."""
+        timeout_s = to.encode_s()
+        data, header = _encode(to.file, to.salt, timeout_s)
+        try:
+            stub, count = self._workers.encode_stub(encoder), MEDIA_UPLOAD_BYTES_TOTAL.inc
+            return await put_media(stub, header, data, timeout_s + GRACE_S, to.metadata, count)
+        except grpc.aio.AioRpcError as error:
+            reported = error_from_rpc(error)
+            lost = WorkerLost(f"encode {encoder.id} failed: {reported.code}: {reported}")
+            raise AttemptFailure(
+                lost, FaultSource.NOTHING, unready=isinstance(reported, Overloaded | Draining)
+            ) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise AttemptFailure(WorkerLost(f"encode {encoder.id} was lost"), FaultSource.NOTHING) from None
 
     def _remember(self, key: _Held) -> None:
         self._held[key] = None
@@ -126,23 +214,26 @@ class MediaUploader:
             self._held.popitem(last=False)
 
     async def _send(
-        self, worker: WorkerRecord, file: MediaFile, salt: str, deadline: float, metadata: Metadata
+        self, to: _Delivery, source: prefill_pb2.EmbeddingSource | None = None
     ) -> prefill_pb2.PutMediaResponse:
-        """Sends the file, again and again while the worker has no room. The request's deadline cancels that."""
+        """Sends the file, or the name of its `source`, again and again while prefill has no room.
+
+        The request's deadline cancels that.
+        """
         clock, pause_s = asyncio.get_running_loop().time, MIN_RETRY_S / 2
         while True:
-            timeout_s = max(0.0, deadline - clock())
-            data, header = _encode(file, salt, timeout_s)
+            timeout_s = max(0.0, to.deadline - clock()) if source is None else to.encode_s()
+            data, header = _encode(to.file, to.salt, timeout_s, source)
             try:
-                stub = self._workers.prefill_stub(worker)
+                stub = self._workers.prefill_stub(to.worker)
                 count = MEDIA_UPLOAD_BYTES_TOTAL.inc
-                reply = await put_media(stub, header, data, timeout_s + GRACE_S, metadata, count)
+                reply = await put_media(stub, header, data, timeout_s + GRACE_S, to.metadata, count)
                 MEDIA_UPLOADS_TOTAL.labels(_outcome_name(reply.outcome)).inc()
                 return reply
             except grpc.aio.AioRpcError as error:
                 MEDIA_UPLOADS_TOTAL.labels("failed").inc()
                 reported = error_from_rpc(error)
-                if not isinstance(reported, Overloaded) or clock() >= deadline:
+                if not isinstance(reported, Overloaded) or clock() >= to.deadline:
                     raise classify_upload_error(error) from None
                 pause_s = min(max(reported.retry_after_s or 0.0, 2 * pause_s), MAX_RETRY_S)
             except asyncio.CancelledError:
@@ -153,10 +244,14 @@ class MediaUploader:
             await asyncio.sleep(pause_s)
 
 
-def _encode(file: MediaFile, salt: str, timeout_s: float) -> tuple[bytes, prefill_pb2.MediaHeader]:
+def _encode(
+    file: MediaFile, salt: str, timeout_s: float, source: prefill_pb2.EmbeddingSource | None = None
+) -> tuple[bytes, prefill_pb2.MediaHeader]:
+    """The bytes to send, none with a `source`, and their header."""
     data = file.data
     assert data is not None
-    return data, prefill_pb2.MediaHeader(
+    return b"" if source is not None else data, prefill_pb2.MediaHeader(
+        source=source,
         identity=file.identity,
         num_bytes=len(data),
         salt=salt,

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from baton.domain.errors import BatonError, InvalidRequest, LinkBroken, Overloaded
 from baton.domain.media.identity import media_identity
 from baton.engine.media.store import MediaStore
+from baton.model.vision.embedding import MediaEmbedding
 from baton.model.vision.image_processor import PreparedImage
 from baton.rpc.channel import GO_AHEAD
 from baton.rpc.gen import prefill_pb2 as pb
 from baton.rpc.media_upload import media_parts
+from baton.worker.media.embedding_puller import EmbeddingLost, PulledEmbedding
 from baton.worker.media.image_decoder import RgbImage, UnreadableMedia
 from baton.worker.media.media_receiver import (
     MAX_DECODING,
@@ -305,3 +307,69 @@ async def test_any_stream_has_an_outcome_or_a_typed_error(parts: list[pb.PutMedi
         assert len(worker.store) == 0
     response, _ = await worker.put(media_parts(header(), FILE))
     assert response.outcome == pb.MEDIA_OUTCOME_HELD
+
+
+class Puller:
+    """Gives `embedding`, or raises what it is told."""
+
+    def __init__(self, result: PulledEmbedding | EmbeddingLost) -> None:
+        self.result = result
+        self.headers: list[pb.MediaHeader] = []
+
+    async def pull(self, header: pb.MediaHeader, timeout_s: float) -> PulledEmbedding:
+        self.headers.append(header)
+        if isinstance(self.result, EmbeddingLost):
+            raise self.result
+        return self.result
+
+
+def from_encoder(**fields: Any) -> list[pb.PutMediaRequest]:
+    made = header(**fields)
+    made.source.worker_id, made.source.incarnation = "encode-0", 7
+    return [pb.PutMediaRequest(header=made)]
+
+
+PULLED = PulledEmbedding(MediaEmbedding(torch.ones(4, 2)), 4, None)
+
+
+async def test_an_embedding_is_pulled_once_and_no_byte_is_asked_for():
+    worker, puller = Worker(), Puller(PULLED)
+    worker.receiver.puller = puller  # type: ignore[assignment]
+    for _ in range(2):
+        response, went_ahead = await worker.put(from_encoder())
+        assert (response.outcome, response.num_rows, went_ahead) == (pb.MEDIA_OUTCOME_HELD, 4, False)
+    assert [one.source.worker_id for one in puller.headers] == ["encode-0"]
+    item = worker.store.find(("s", header().identity))
+    assert item is not None
+    assert (item.inputs, item.rows, item.num_bytes) == (None, PULLED.embedding, 32)
+
+
+@pytest.mark.parametrize(
+    ("puller", "fields", "outcome"),
+    [
+        (None, {}, pb.MEDIA_OUTCOME_SOURCE_LOST),
+        (Puller(EmbeddingLost("gone")), {}, pb.MEDIA_OUTCOME_SOURCE_LOST),
+        (Puller(PULLED), {"processor": "q"}, pb.MEDIA_OUTCOME_OTHER_PROCESSOR),
+        (Puller(PULLED), {"num_rows": 9}, pb.MEDIA_OUTCOME_TOO_LARGE),
+        (Puller(PULLED), {"grid_height": 2, "grid_width": 2}, pb.MEDIA_OUTCOME_COUNT_DIFFERS),
+    ],
+)
+async def test_an_embedding_that_cannot_be_used_leaves_nothing(puller: Any, fields: dict[str, Any], outcome: int):
+    worker = Worker()
+    worker.receiver.puller = puller
+    response, _ = await worker.put(from_encoder(**fields))
+    assert (response.outcome, len(worker.store), worker.receiver._open_bytes) == (outcome, 0, 0)
+
+
+async def test_an_embedding_without_room_is_asked_for_again():
+    worker = Worker(max_bytes=31)
+    worker.receiver.puller = Puller(PULLED)  # type: ignore[assignment]
+    with pytest.raises(Overloaded):
+        await worker.put(from_encoder())
+
+
+async def test_a_worker_without_a_tower_takes_no_files():
+    worker = Worker()
+    worker.receiver.has_tower = False
+    response, went_ahead = await worker.put(media_parts(header(), FILE))
+    assert (response.outcome, went_ahead, len(worker.store)) == (pb.MEDIA_OUTCOME_NO_TOWER, False, 0)

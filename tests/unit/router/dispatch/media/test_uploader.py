@@ -18,7 +18,7 @@ from baton.services.router.dispatch.worker_errors import GRACE_S, AttemptFailure
 from baton.services.router.generation import MediaFile
 
 PROCESSOR = "p" * 32
-WORKER: Any = SimpleNamespace(incarnation=1)
+WORKER: Any = SimpleNamespace(incarnation=1, id="prefill-0", capabilities=())
 HELD = prefill_pb2.MEDIA_OUTCOME_HELD
 
 
@@ -33,6 +33,9 @@ class Uploads:
         self.timeouts: list[float] = []
         self.open: asyncio.Queue[asyncio.Future[int]] = asyncio.Queue()
         self.uploader = MediaUploader(self)  # type: ignore[arg-type]
+
+    def encode_workers(self, prefill: Any) -> list[Any]:
+        return []
 
     def prefill_stub(self, worker: Any) -> Any:
         return self

@@ -1,0 +1,140 @@
+"""Pulls embeddings from encode workers: a prefill worker's side of `Encode.PullEmbedding`. Runs in the asyncio loop.
+
+Every part is compared with its digest as it comes. What differs, is late or does not fit is not used: the router is
+told, and has the image encoded elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from baton.domain.arithmetic import ceil_div
+from baton.domain.errors import BatonError
+from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.media.span import MediaGrid
+from baton.domain.trust import ClusterTrust
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.media.embedding_format import EmbeddingFormat
+from baton.engine.media.exported_embedding import PART_BYTES
+from baton.model.vision.embedding import MediaEmbedding
+from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.codec import error_from_rpc
+from baton.rpc.gen import encode_pb2, prefill_pb2
+from baton.rpc.gen.encode_pb2_grpc import EncodeStub
+from baton.store.store import WorkerRegistry
+from baton.telemetry import metrics
+from baton.transfer.digest import page_digest
+
+
+class EmbeddingLost(Exception):
+    """The embedding cannot be had from the encode worker that was named. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulledEmbedding:
+    """An embedding whose parts all had their digests."""
+
+    embedding: MediaEmbedding
+    num_rows: int
+    grid: MediaGrid | None
+
+
+class EncoderRegistry:
+    """The encode workers in the registry, by process. Addresses come from signed records only."""
+
+    def __init__(self, registry: WorkerRegistry, trust: ClusterTrust) -> None:
+        self._registry = registry
+        self._trust = trust
+        self._known: dict[Incarnation, WorkerRecord] = {}
+
+    async def find(self, id: WorkerId, incarnation: Incarnation) -> WorkerRecord:
+        """The record of exactly this process. Reads the registry for one that is not known. Raises `EmbeddingLost`."""
+        if incarnation not in self._known:
+            try:
+                records = await self._registry.workers()
+            except BatonError as error:
+                raise EmbeddingLost(f"the registry cannot be read: {error}") from None
+            encoders = [one for one in records if one.role is WorkerRole.ENCODE and self._trust.verify(one)]
+            self._known = {one.incarnation: one for one in encoders}
+        record = self._known.get(incarnation)
+        if record is None or record.id != id:
+            raise EmbeddingLost(f"no encode worker {id[:80]!r} of this incarnation is announced")
+        return record
+
+
+class EmbeddingPuller:
+    """`fingerprint`: of the embeddings that this worker can use, which are of `format`. They go to `device`."""
+
+    def __init__(
+        self,
+        encoders: EncoderRegistry,
+        channels: ChannelPool,
+        format: EmbeddingFormat,
+        fingerprint: str,
+        device: torch.device,
+    ) -> None:
+        self._encoders = encoders
+        self._channels = channels
+        self._format = format
+        self._fingerprint = fingerprint
+        self._device = device
+
+    async def pull(self, header: prefill_pb2.MediaHeader, timeout_s: float) -> PulledEmbedding:
+        """The embedding of the image of `header` from its source. Raises `EmbeddingLost`."""
+        source = header.source
+        record = await self._encoders.find(WorkerId(source.worker_id), Incarnation(source.incarnation))
+        stub = self._channels.stub(EncodeStub, record.address, record.incarnation)
+        request = encode_pb2.PullEmbeddingRequest(
+            incarnation=record.incarnation,
+            identity=header.identity,
+            salt=header.salt,
+            fingerprint=self._fingerprint,
+            deadline_s=timeout_s,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._read(header, stub.PullEmbedding(request, timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise EmbeddingLost(f"{record.id}: {error_from_rpc(error).log_text}") from None
+        except TimeoutError:
+            raise EmbeddingLost(f"{record.id} did not give the embedding in time") from None
+
+    async def _read(
+        self,
+        header: prefill_pb2.MediaHeader,
+        call: grpc.aio.UnaryStreamCall[encode_pb2.PullEmbeddingRequest, encode_pb2.EmbeddingPart],
+    ) -> PulledEmbedding:
+        try:
+            first: encode_pb2.EmbeddingPart | None = await anext(aiter(call), None)
+            if first is None or first.WhichOneof("part") != "header":
+                raise EmbeddingLost("an embedding begins with its header")
+            found = first.header
+            num_bytes = header.num_rows * self._format.row_bytes
+            num_parts = ceil_div(num_bytes, PART_BYTES)
+            if (found.num_rows, found.num_bytes, len(found.digests)) != (header.num_rows, num_bytes, num_parts):
+                raise EmbeddingLost(f"it has {found.num_rows} rows in {found.num_bytes} bytes there")
+            data = bytearray()
+            async for part in call:
+                data += _checked(part, found.digests, len(data), num_bytes)
+        finally:
+            call.cancel()
+        if len(data) != num_bytes:
+            raise EmbeddingLost("the embedding was cut short")
+        embedding = await asyncio.to_thread(self._format.from_bytes, data, found.num_rows, self._device)
+        grid = MediaGrid(found.grid_height, found.grid_width) if found.grid_height else None
+        return PulledEmbedding(embedding, found.num_rows, grid)
+
+
+def _checked(part: encode_pb2.EmbeddingPart, digests: Sequence[int], at: int, num_bytes: int) -> bytes:
+    """The bytes of a part that begins at byte `at`. Raises `EmbeddingLost` if they are not those that were digested."""
+    if part.WhichOneof("part") != "data" or len(part.data) != min(PART_BYTES, num_bytes - at) or at >= num_bytes:
+        raise EmbeddingLost("a part has another length than announced")
+    if page_digest(memoryview(part.data)) != digests[at // PART_BYTES]:
+        metrics.INTEGRITY_FAILURES_TOTAL.labels("embedding").inc()
+        raise EmbeddingLost("a part differs from its digest")
+    return part.data

@@ -1,0 +1,95 @@
+"""The Encode service: files from routers, embeddings for prefill workers. Translates messages; makes no decisions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from baton.domain.errors import BatonError, Draining, InvalidRequest, LinkBroken, Overloaded
+from baton.domain.media.span import IDENTITY_BYTES
+from baton.engine.mailbox import Mailbox
+from baton.engine.media.exported_embedding import ExportedEmbedding, split_parts
+from baton.engine.media.store import HeldMedia
+from baton.engine.reply import Reply
+from baton.rpc import codec
+from baton.rpc.gen import encode_pb2, encode_pb2_grpc, prefill_pb2
+from baton.services.encode.commands import ClosePull, EncodeCommand, OpenPull
+from baton.telemetry import metrics
+from baton.worker.media.media_receiver import MediaReceiver
+from baton.worker.request_validator import MAX_NAME_CHARS, clamp_duration
+
+RETRY_S = 0.5
+MAX_PULL_S = 60.0
+GRACE_S = 1.0
+"""Time after a pull's deadline that it waits for the engine to report it."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EncodeServicer(encode_pb2_grpc.EncodeServicer):
+    """`fingerprint`: of the embeddings that are made here."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox[EncodeCommand],
+        receiver: MediaReceiver,
+        fingerprint: str,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._mailbox = mailbox
+        self._receiver = receiver
+        self._fingerprint = fingerprint
+        self._is_draining = is_draining
+        self._leases = itertools.count(1)
+
+    async def PutMedia(
+        self, requests: AsyncIterator[prefill_pb2.PutMediaRequest], context: _Context
+    ) -> prefill_pb2.PutMediaResponse:
+        """See encode.proto."""
+        if self._is_draining():
+            raise Draining("this encode worker is draining", retry_after_s=RETRY_S)
+        return await self._receiver.receive(requests, context)
+
+    async def PullEmbedding(
+        self, request: encode_pb2.PullEmbeddingRequest, context: _Context
+    ) -> AsyncGenerator[encode_pb2.EmbeddingPart, None]:
+        """See encode.proto."""
+        lease, outcome = next(self._leases), "pull_failed"
+        try:
+            item = await self._open(request, lease)
+            assert item.rows is not None
+            yield encode_pb2.EmbeddingPart(header=_header(item, item.rows))
+            for part in split_parts(item.rows.data):
+                yield encode_pb2.EmbeddingPart(data=bytes(part))
+            outcome = "exported"
+        except BatonError as error:
+            await codec.abort(context, error)
+        finally:
+            metrics.MEDIA_TOTAL.labels(outcome).inc()
+            self._mailbox.put(ClosePull(lease))
+
+    async def _open(self, request: encode_pb2.PullEmbeddingRequest, lease: int) -> HeldMedia[Any, ExportedEmbedding]:
+        """The leased image, once it is encoded. Raises `BatonError`."""
+        if len(request.identity) != IDENTITY_BYTES or len(request.salt) > MAX_NAME_CHARS:
+            raise InvalidRequest("an image has an identity of 16 bytes, and a short salt", param="media")
+        if request.fingerprint != self._fingerprint:
+            raise LinkBroken("embeddings of this worker are others than the caller's: weights or versions differ")
+        timeout_s = min(MAX_PULL_S, clamp_duration(request.deadline_s, "deadline_s") or MAX_PULL_S)
+        reply: Reply[HeldMedia[Any, ExportedEmbedding]] = Reply()
+        if not self._mailbox.try_put(OpenPull(lease, (request.salt, request.identity), timeout_s, reply)):
+            raise Overloaded("this encode worker's mailbox is full", retry_after_s=RETRY_S)
+        return await reply.wait(timeout_s + GRACE_S)
+
+
+def _header(item: HeldMedia[Any, ExportedEmbedding], rows: ExportedEmbedding) -> encode_pb2.EmbeddingHeader:
+    height, width = (0, 0) if item.grid is None else (item.grid.height, item.grid.width)
+    return encode_pb2.EmbeddingHeader(
+        num_bytes=len(rows.data),
+        num_rows=rows.num_rows,
+        grid_height=height,
+        grid_width=width,
+        digests=rows.digests,
+    )

@@ -1,0 +1,82 @@
+"""Images encoded by an encode worker, over HTTP through real processes: the tokens of the model's own `generate()`.
+
+One prefill worker has no tower, and waits for a lost encode worker; the other has one, and does not.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, eventually
+from tests.exactness.vision.test_http_vision import ASKED, BEFORE, BLUE, GREEN, RED, World, picture, save_text
+from tests.exactness.vision.vision_reference import VisionReference
+
+pytestmark = [pytest.mark.exactness, pytest.mark.integration]
+
+VISION = {"llava": "remote", "qwen2_vl": "auto"}
+YELLOW = picture("yellow")
+
+
+@pytest.fixture(scope="module", params=VISION)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    reference = VisionReference.save(request.param, directory)
+    save_text(directory)
+    with Cluster(
+        tmp_path_factory.mktemp("cluster"), str(directory),
+        flags={"page-size": 8}, prefill_flags={"token-budget": 16, "vision": VISION[request.param]},
+    ) as cluster:  # fmt: skip
+        cluster.start("encode", "encode-0")
+        wait_encoder(cluster)
+        yield World(cluster, reference)
+
+
+def wait_encoder(cluster: Cluster, num_lost: int = 0) -> None:
+    """Waits until the router knows a ready encode worker, and has lost so many before it."""
+
+    def is_ready() -> bool:
+        lost = cluster.metric("router-0", "baton_workers_lost_total", role="encode")
+        ready = cluster.metric("router-0", "baton_workers", role="encode", status="ready")
+        return (lost, ready) == (num_lost, 1)
+
+    eventually(is_ready, 60.0, "an encode worker is ready")
+
+
+def media(world: World, name: str, outcome: str) -> float:
+    return world.cluster.metric(name, "baton_media_total", outcome=outcome)
+
+
+def test_an_encoder_of_its_own_gives_the_models_own_tokens(world: World) -> None:
+    """One to three images, red then blue of equal size, cold and with warm caches; each is encoded once, elsewhere."""
+    red, blue = (BEFORE, RED, ASKED), (BEFORE, BLUE, ASKED)
+    assert world.expected(red)[1] != world.expected(blue)[1]  # else nothing here could fail
+    for parts in (red, blue, red, (RED, ASKED, BLUE, ASKED, RED, ASKED), (ASKED,)):
+        world.check(parts)
+    assert (media(world, "encode-0", "encoded"), media(world, "encode-0", "exported")) == (2, 2)
+    assert (media(world, "prefill-0", "encoded"), media(world, "prefill-0", "pulled")) == (0, 2)
+    assert world.cluster.client.get("/v1/models").json()["data"][0]["modalities"] == ["text", "image"]
+
+
+def test_an_encoder_that_is_killed_while_it_encodes_changes_no_token(world: World) -> None:
+    """It is stopped first, so that the request is on its way there when it dies."""
+    cluster, parts = world.cluster, (BEFORE, GREEN, ASKED, YELLOW, ASKED)
+    _, own = world.expected(parts)
+    encoder = cluster.processes["encode-0"]
+    encoder.popen.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(world.ask, parts)
+        eventually(lambda: cluster.metric("router-0", "baton_requests_in_state") > 0, 20.0, "the request is under way")
+        encoder.expected_running = False
+        encoder.popen.kill()
+        encoder.popen.wait(10.0)
+        cluster.start("encode", "encode-0")
+        assert asked.result(60.0)["choices"][0]["token_ids"] == own
+    wait_encoder(cluster, num_lost=1)
+    world.check((BEFORE, picture("white"), ASKED))
+    assert media(world, "encode-0", "exported") >= 1
+    eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")
