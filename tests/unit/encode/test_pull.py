@@ -147,7 +147,7 @@ class _ChangedCall:
 @pytest.mark.parametrize(
     "change",
     [_flip, _shorten, _repeat, _drop_data, _drop_header, _other_count, _no_digests],
-    ids=str,
+    ids=lambda change: change.__name__,  # equal in every process of the tests
 )
 async def test_what_changes_on_the_way_is_never_used(change: Change):
     async with encode_world(WIDE) as w:
