@@ -307,7 +307,7 @@ It knows nothing else: it is for demonstrations and tests.
 |---|---|
 | trained by | `python -m scripts.train_bundled_vision_model --seed {options.seed} --steps {options.steps} --threads {options.threads}` |
 | trained on | {run.step * BATCH:,} chats, their pictures drawn by `scripts/bundled_pictures.py`; nothing was downloaded |
-| time | {run.seconds / 60:.1f} minutes of CPU time on {options.threads} thread |
+| time | {run.seconds / 60:.1f} minutes of CPU time on {options.threads} thread, training alone |
 | "What is in the picture?", asked in {len(WHOLE)} ways about pictures of another seed, of 48 pixels and more | {right[0]} of 1,000 answers right to the word, after rounding to bfloat16 |
 | the same, a fifth of the pictures with 32 pixels | {right[1]} of 1,000 |
 | a picture | is resized to {SIDE}x{SIDE} pixels, {NUM_ROWS} tokens |

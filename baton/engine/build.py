@@ -205,12 +205,12 @@ def _load(
     directory: Path,
     options: LoadOptions,
     root: Callable[[], str],
-    sees: bool = False,
+    vision: bool = False,
 ) -> LoadedModel:
     directories = [settings.weight_cache_dir] if settings.weight_cache_dir else weight_cache_directories(directory)
     plan = SharingPlan(WeightSharing(settings.weight_sharing.value), directories, log.info)
     with _raise_if_out_of_memory("the weights"), loading_progress(name) as on_progress:
-        if sees:  # the tower is not in weight files
+        if vision:  # the tower is not in weight files
             more = {**options.arguments(), "max_model_len": settings.max_model_len}
             return load_model(directory, vision=True, on_progress=on_progress, **more)
         return load_shared_model(directory, root, options, plan, settings.max_model_len, on_progress)

@@ -63,7 +63,9 @@ def model_name(name: str) -> str:
     return Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name
 
 
-_CHOICES = "Give 'bundled', a directory with config.json, or a Hugging Face id such as Qwen/Qwen3-0.6B."
+_CHOICES = (
+    "Give 'bundled', 'bundled-vision', a directory with config.json, or a Hugging Face id such as Qwen/Qwen3-0.6B."
+)
 
 
 def _bundled(name: str, files: ModelFiles) -> Path:

@@ -362,7 +362,7 @@ MEDIA_REFUSED_TOTAL = Counter(
     ["reason"],
     registry=REGISTRY,
 )
-ENCODE_SECONDS = Histogram("baton_encode_seconds", "Steps of images.", buckets=_STEP_BUCKETS_S, registry=REGISTRY)
+ENCODE_SECONDS = Histogram("baton_encode_seconds", "Image encoding steps.", buckets=_STEP_BUCKETS_S, registry=REGISTRY)
 MEDIA_TOTAL = Counter("baton_media", "Images that came or were encoded, by outcome.", ["outcome"], registry=REGISTRY)
 MEDIA_HELD_BYTES = Gauge("baton_media_held_bytes", "Tensors and embeddings of images that are held.", registry=REGISTRY)
 MEDIA_EVICTED_TOTAL = Counter("baton_media_evicted", "Held images that made room for others.", registry=REGISTRY)

@@ -100,8 +100,9 @@ class Frontend:
     rate_headers: Callable[[str], Mapping[str, str]] = lambda tenant: {}
 
     def modalities(self) -> list[str]:
-        """What messages may have, as the model and the workers allow."""
-        serves_images = self.images.rules is not None and self.encodes(self.images.processor)
+        """What messages may have, as the model and the workers allow. Without a chat template there are none."""
+        has_chats = self.text.has_chat_template
+        serves_images = has_chats and self.images.rules is not None and self.encodes(self.images.processor)
         return [TEXT, IMAGE] if serves_images else [TEXT]
 
     @property

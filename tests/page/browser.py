@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
+DESKTOP = {"width": 1280, "height": 900}
+WAIT_MS = 15_000
+Opener = Callable[..., Awaitable[Any]]
+"""Opens the page in a tab of its own."""
 
 
 def chromium_path() -> str:
@@ -54,3 +59,10 @@ async def axe_violations(page: Any) -> list[str]:
     await page.evaluate(AXE)
     found = await page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
     return [f"{each['id']}: {node['target']} {node['failureSummary']}" for each in found for node in each["nodes"]]
+
+
+async def ask(page: Any, text: str, max_tokens: int = 8) -> None:
+    """Sends a question from the page's chat."""
+    await page.get_by_label("Max tokens").fill(str(max_tokens))
+    await page.locator("#message").fill(text)
+    await page.keyboard.press("Enter")

@@ -3,80 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from baton.domain.media.identity import media_identity
 from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 from baton.services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Hold as HoldAction
 from tests.mock_workers import Phase, ScriptedAction
-from tests.page.browser import ARGUMENTS, ConsoleRecorder, axe_violations, chromium_path, missing
+from tests.page.browser import DESKTOP, WAIT_MS, Opener, ask, axe_violations
 from tests.service.cluster.live_router import LiveRouter, live_router
-from tests.unit.router.vision.pictures import coloured
-from tests.unit.router.vision.vision_models import load_vision_model, save_vision_model
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 780}
-WAIT_MS = 15_000
+PHONE = {"width": 360, "height": 780}
 HOSTILE = (
     '<img src=x onerror="window.hit=1"> <script>window.hit=2</script> ![x](https://evil.example/?q=1) '
     "[click](javascript:alert(1)) [ok](https://good.example) <b>bold</b> `<i>`"
 )
-Opener = Callable[..., Awaitable[Any]]
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Any]:
-    path = chromium_path()
-    try:
-        from playwright.async_api import async_playwright, expect
-    except ImportError:
-        missing("playwright is not installed; run `make install-dev`")
-    expect.set_options(timeout=WAIT_MS)
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
-        yield launched
-        await launched.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def router() -> AsyncIterator[LiveRouter]:
-    async with live_router() as started:
-        yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def opened(browser: Any, router: LiveRouter) -> AsyncIterator[Opener]:
-    """Opens the page; at the end no page may have an error in its console."""
-    contexts, consoles = [], []
-
-    async def open_page(
-        hash: str = "", *, url: str = router.url, viewport: Any = DESKTOP, scheme: Any = "light"
-    ) -> Any:
-        context = await browser.new_context(viewport=viewport, color_scheme=scheme)
-        contexts.append(context)
-        page = await context.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.console = ConsoleRecorder(page)
-        consoles.append(page.console)
-        await page.goto(f"{url}/{hash}")
-        return page
-
-    yield open_page
-    for context in contexts:
-        await context.close()
-    assert [console.errors for console in consoles] == [[] for _ in consoles]
 
 
 def hold_at(router: LiveRouter, index: int) -> None:
@@ -89,12 +38,6 @@ def hold_at(router: LiveRouter, index: int) -> None:
 def release(router: LiveRouter) -> None:
     for decode in router.mock.decodes:
         decode.release()
-
-
-async def ask(page: Any, text: str, max_tokens: int = 8) -> None:
-    await page.get_by_label("Max tokens").fill(str(max_tokens))
-    await page.locator("#message").fill(text)
-    await page.keyboard.press("Enter")
 
 
 async def eventually_quiet(router: LiveRouter) -> None:
@@ -265,76 +208,6 @@ async def test_a_key_counts_before_the_page_has_drawn_the_last_one(opened: Opene
     )
     assert addresses[0].startswith("#/requests/")
     assert addresses[1] == "#/requests"
-
-
-DROP = """([name, type, data, kind, selector]) => {
-    const transfer = new DataTransfer();
-    transfer.items.add(new File([Uint8Array.from(atob(data), (each) => each.charCodeAt(0))], name, { type }));
-    const options = { bubbles: true, cancelable: true };
-    const event = kind === "paste"
-        ? new ClipboardEvent(kind, { ...options, clipboardData: transfer })
-        : new DragEvent(kind, { ...options, dataTransfer: transfer });
-    document.querySelector(selector).dispatchEvent(event);
-    return event.defaultPrevented;
-}"""
-
-
-async def give(page: Any, kind: str, name: str, file: bytes, type: str = "image/png") -> bool:
-    """Pastes or drops a file as a browser would. Returns whether the page took it."""
-    arguments = [name, type, base64.b64encode(file).decode(), kind, "#message" if kind == "paste" else ".said"]
-    return bool(await page.evaluate(DROP, arguments))
-
-
-async def test_images_are_chosen_pasted_and_dropped(opened: Opener, tmp_path: Path):
-    from playwright.async_api import expect
-
-    save_vision_model(tmp_path)
-    text, images = load_vision_model(tmp_path)
-    chosen, pasted, dropped = map(coloured, ("red", "blue", "green"))
-    async with live_router(text=text, images=images, num_decode=1) as own:
-        page = await opened("#/chat", url=own.url)
-        await expect(page.get_by_role("button", name="Add images")).to_be_visible()
-        await page.locator("[data-images]").set_input_files(
-            {"name": "a.png", "mimeType": "image/png", "buffer": chosen}
-        )
-        assert await give(page, "paste", "b.png", pasted)
-        assert await give(page, "drop", "c.png", dropped)
-        waiting = page.get_by_role("form", name="Message").locator(".pictures img")
-        await expect(waiting).to_have_count(3)
-        assert await axe_violations(page) == []
-        await page.get_by_role("button", name="Remove b.png").click()
-        assert await give(page, "drop", "note.txt", b"hello", "text/plain")
-        await expect(page.get_by_role("alert")).to_have_text("note.txt is no PNG, JPEG or WebP")
-        await ask(page, "what is it?")
-        await expect(page.get_by_label("Answer 1")).to_have_attribute("aria-busy", "false")
-        await expect(page.locator(".bubble.user img")).to_have_count(2)
-        await expect(waiting).to_have_count(0)
-        whole = [media_identity(file, images.processor, "auto") for file in (chosen, dropped)]
-        prefill = own.mock.prefills[0]
-        assert {header.identity for header in prefill.media.headers} == set(whole)
-        assert [span.identity for span in prefill.requests[-1].media] == whole
-
-
-async def test_a_refused_image_is_told_and_not_sent_again(opened: Opener, router: LiveRouter, tmp_path: Path):
-    from playwright.async_api import expect
-
-    plain = await opened("#/chat")
-    await expect(plain.locator("#message")).to_be_visible()
-    assert not await give(plain, "paste", "a.png", coloured("red")), "the model takes text only"
-    assert await plain.get_by_role("button", name="Add images").count() == 0
-    save_vision_model(tmp_path)
-    text, images = load_vision_model(tmp_path)
-    async with live_router(text=text, images=images, num_decode=1) as own:
-        page = await opened("#/chat", url=own.url)
-        await expect(page.get_by_role("button", name="Add images")).to_be_visible()
-        assert await give(page, "paste", "cut.png", coloured("red")[:20])
-        await expect(page.locator(".pictures img")).to_have_count(1)
-        await ask(page, "what is it?")
-        await expect(page.get_by_role("alert")).to_contain_text("messages[0].content[0].image_url.url")
-        page.console.forgive("400")
-        await ask(page, "and without it?")
-        await expect(page.get_by_label("Answer 2").locator(".md")).to_have_text(re.compile(r"\S"))
-        await expect(page.get_by_role("alert")).to_have_count(1)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def run_bug(bug: PlantedBug) -> PlantedResult:
         target.unlink()
         target.write_text(bug.plant(), encoding="utf-8")
         began_s = time.monotonic()
-        if target.suffix in (".cpp", ".h"):
-            _build_kernels(tree)
+        if target.suffix in (".cpp", ".h") and (why := _build_kernels(tree)):
+            return PlantedResult(bug, f"the kernels were not built: {why}", time.monotonic() - began_s)
         status, output = _run_tests(tree, bug.tests.split())
         seconds = time.monotonic() - began_s
     if status == PYTEST_FAILED:
@@ -71,16 +71,24 @@ def run_bug(bug: PlantedBug) -> PlantedResult:
     return PlantedResult(bug, problem, seconds)
 
 
-def _build_kernels(tree: Path) -> None:
-    """Builds the lowest level, the only one that is current then. Replaces the link, not what it is linked to."""
+def _build_kernels(tree: Path) -> str:
+    """Builds the lowest level, the only one that is current then. Replaces the link, not what it is linked to.
+
+    Returns why it failed; "" if it did not.
+    """
     code = "from baton.model.kernels.build import build, build_specs; build(build_specs()[0], build_specs()[0].path)"
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    subprocess.run([sys.executable, "-c", code], cwd=tree, env=environment, timeout=TIMEOUT_S, check=True)
+    status, output = _run([sys.executable, "-c", code], tree, environment)
+    return "" if status == 0 else output[-500:]
 
 
 def _run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return _run(command, tree, {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def _run(command: list[str], tree: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit status and output; 124 for a command that took too long."""
     try:
         done = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

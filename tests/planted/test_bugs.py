@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.planted.bugs import BUGS
-from tests.planted.runner import ROOT, PlantedBug, run_bug
+from tests.planted.runner import ROOT, TIMEOUT_S, PlantedBug, run_bug
 
 MIN_BUGS = 5
 """Least number of bugs a promise."""
@@ -38,6 +40,21 @@ def test_a_change_without_effect_is_reported_as_unnoticed():
     docstring = (ROOT / "baton/domain/arithmetic.py").read_text(encoding="utf-8").splitlines()[0]
     harmless = replace(HARMLESS, before=docstring, after='"""Another text."""')
     assert run_bug(harmless).problem == "no test noticed"
+
+
+@pytest.mark.parametrize(("script", "problem"), [("echo wrong >&2; exit 1", "wrong"), ("exec sleep 5", "not within")])
+def test_kernels_that_are_not_built_are_a_problem(
+    script: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "g++").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("tests.planted.runner.TIMEOUT_S", 0.5 if "sleep" in script else TIMEOUT_S)
+    file = "baton/model/kernels/src/cpu_level.cpp"
+    first = (ROOT / file).read_text(encoding="utf-8").splitlines()[0]
+    result = run_bug(replace(HARMLESS, file=file, before=first, after="("))
+    assert result.problem.startswith("the kernels were not built: ")
+    assert problem in result.problem
 
 
 def test_a_change_that_breaks_the_run_is_no_success():

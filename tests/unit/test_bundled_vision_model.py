@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import io
 import json
@@ -27,7 +28,15 @@ from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import read_image_model
 from baton.settings.model_source import ModelFiles, resolve_model
 from scripts.bundled_pictures import SHOW_ME, PictureSpec, chat, draw, random_spec, show
-from scripts.train_bundled_vision_model import BATCH, NUM_ROWS, ChatBatchBuilder, count_right, pixels
+from scripts.train_bundled_vision_model import (
+    BATCH,
+    NUM_ROWS,
+    ChatBatchBuilder,
+    TrainingRun,
+    count_right,
+    model_card,
+    pixels,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_BYTES = 2_000_000
@@ -51,6 +60,14 @@ def model() -> LlavaForConditionalGeneration:
 def test_it_fits_into_the_wheel(model: LlavaForConditionalGeneration) -> None:
     assert sum(path.stat().st_size for path in VISION_DIR.iterdir()) <= MAX_BYTES
     assert all(torch.equal(p, p.to(torch.bfloat16).float()) for p in model.parameters())
+
+
+def test_its_card_is_what_the_script_writes(model: LlavaForConditionalGeneration) -> None:
+    run = TrainingRun(model, learning_rate=0.0)
+    run.step, run.seconds = 900, 5.8 * 60
+    options = argparse.Namespace(seed=1, steps=900, threads=1)
+    card = model_card(sum(parameter.numel() for parameter in model.parameters()), run, (985, 971), options)
+    assert (VISION_DIR / "README.md").read_text(encoding="utf-8") == card
 
 
 @pytest.mark.parametrize("files", [ModelFiles.ALL, ModelFiles.TEXT])

@@ -119,7 +119,12 @@ class _ChatHandler:
                 break
             if not self._perform(outcome) and not interactive:
                 return EXIT_FAILED  # the next line asks about an image that is not there
-        return 0 if interactive else self._code
+        if interactive:
+            return 0
+        if self._history.images:
+            self._terminal.problem("/image was given, but no question follows")
+            return self._code or EXIT_FAILED
+        return self._code
 
     def _perform(self, outcome: CommandOutcome) -> bool:
         """Does what a command asks for. False if an image could not be attached."""

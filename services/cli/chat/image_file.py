@@ -15,7 +15,10 @@ def read_image_part(file: Path) -> dict[str, Any]:
     """The part of a message that shows the image in `file`, with a `data:` URL. Raises `ValueError` with the reason."""
     limits = ImageLimits()
     try:
-        with file.expanduser().open("rb") as opened:
+        path = file.expanduser()
+        if path.exists() and not path.is_file():  # a pipe or a terminal would be waited for
+            raise ValueError(f"{file} is no regular file")
+        with path.open("rb") as opened:
             data = opened.read(limits.max_image_bytes + 1)
     except (OSError, RuntimeError) as error:  # RuntimeError: a home that is not known
         why = error.strerror if isinstance(error, OSError) else error

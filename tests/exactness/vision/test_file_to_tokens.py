@@ -24,20 +24,28 @@ from baton.services.router.vision.expansion.reader import read_image_rules
 from baton.services.router.vision.headers.reader import read_header
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
 from tests.contract.vision.test_router_and_worker import FILES, PROCESSORS
-from tests.exactness.vision.families import BREAK, FAMILIES, IMAGE, Chat
+from tests.exactness.vision.families import BREAK, FAMILIES, IMAGE, MERGE, Chat
 from tests.exactness.vision.test_vision_exactness import NUM_NEW_TOKENS, served_tokens
 from tests.unit.model.loading.test_multimodal import save_random
-from tests.unit.router.vision.pictures import picture
+from tests.unit.router.vision.pictures import picture, saved
 
 pytestmark = pytest.mark.exactness
 
 SIZE = (90, 60)
+OPTIONS: dict[str, dict[str, Any]] = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 14 * MERGE}}
+"""What a type's processor for text and images passes to that for images."""
+
+
+def tinted(colour: str, seed: int) -> bytes:
+    """A file of noise and a colour. Random weights of Mistral 3 tell no noise from other noise."""
+    noise = Image.open(io.BytesIO(picture(*SIZE, seed=seed)))
+    return saved(Image.blend(noise, Image.new("RGB", SIZE, colour), 0.5), "PNG")
 
 
 def own_tokens(model: Any, processor: Any, ids: list[int], files: list[bytes]) -> list[int]:
     """The whole model's greedy tokens, with tensors of its own image processor."""
     images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
-    options = {"crop_to_patches": True} if "internvl" in model.config.model_type else {}  # as its whole processor
+    options = OPTIONS.get(model.config.model_type, {})
     inputs = dict(processor(images=images, return_tensors="pt", **options))
     inputs.pop("num_patches", None)
     if "image_grid_thw" in inputs:
@@ -62,7 +70,7 @@ def chat_of(directory: Path, files: list[bytes]) -> Chat:
     return chat
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl", "mistral3"])
 async def test_files_give_the_models_own_tokens(family: str, tmp_path: Path) -> None:
     """One image, two, the first again; then another one of equal size behind the same words, on warm caches."""
     whole, processor = save_random(FAMILIES[family].config(), tmp_path), PROCESSORS[family]()
@@ -71,7 +79,7 @@ async def test_files_give_the_models_own_tokens(family: str, tmp_path: Path) -> 
         (tmp_path / "processor_config.json").write_text(FILES[family])
     model = load_model(tmp_path, dtype=DtypeChoice.FLOAT32, page_size=8, vision=True)
     assert model.tower is not None
-    red, blue, green = (picture(*SIZE, seed=seed) for seed in (1, 2, 3))
+    red, blue, green = (tinted(colour, seed) for seed, colour in enumerate(("red", "blue", "green")))
     worker, decoder, source = ImageProcessor(tmp_path, VISION[family]), ImageDecoder(MAX_PIXELS), {}
     for file in (red, blue, green):
         decoded = await decoder.decode(file)

@@ -168,7 +168,7 @@ function App() {
     ${cluster && build.current && cluster.build !== build.current && html`<section class="notice" aria-label="Update"><b>The router was updated.</b><button class="small" onClick=${() => location.reload()}>Reload</button></section>`}
     ${notice && html`<section class="notice bad" aria-label="Refused"><span role="alert">${notice}</span><button class="small" onClick=${() => setNotice("")}>Close</button></section>`}
     ${body()}
-    ${cluster && chatted.current && html`<div hidden=${view !== "#/chat"}><${Chat} model=${cluster.model} demo=${cluster.demo} pulse=${cluster.workers.map((worker) => `${worker.id} ${worker.status}`).join()} /></div>`}
+    ${cluster && chatted.current && html`<div hidden=${view !== "#/chat"}><${Chat} model=${cluster.model} demo=${cluster.demo} revision=${cluster.workers.map((worker) => `${worker.id} ${worker.status}`).join()} /></div>`}
     <nav class="bottom" aria-label="Views, at the bottom">${VIEWS.map(([hash, name]) => html`<a key=${hash} href=${hash} aria-current=${here(view, hash) ? "page" : null}>${name}</a>`)}</nav>
     <dialog ref=${help} aria-labelledby="help-title"><h2 id="help-title">Keys</h2><dl>${KEYS.map(([keys, what]) => html`<dt key=${keys}><kbd>${keys}</kbd></dt><dd>${what}</dd>`)}</dl><form method="dialog"><button>Close</button></form></dialog>
   </div>`;

@@ -2,11 +2,12 @@
 import { apiKey, auth, errorOf, readEvents, url } from "./client.js";
 import { act } from "./demo.js";
 import { duration, tag } from "./format.js";
-import { AddButton, pasteInto, Pictures, useDrop, useImages, useSees } from "./images.js";
-import { html, useEffect, useRef, useState } from "./preact.js";
+import { AddButton, pasteInto, Pictures, useDrop, useImages, useImageSupport } from "./images.js";
+import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { useTrace } from "./requests.js";
 
 const MAX_RAW_CHARS = 200000;
+const MAX_URL_CHARS = 64; // of an image in the curl text
 const DEFAULTS = { mode: "chat", system: "", temperature: "0.7", top_p: "", max_tokens: "256", seed: "", stop: "", tools: "", extra: "" };
 
 let toHtml = null;
@@ -28,9 +29,9 @@ export function bodyOf(params, turns, model) {
     return { ...body, prompt: turns[turns.length - 1].text };
   }
   // A question that was refused is not asked again with the next one.
-  const told = turns.filter((turn, index) => (turn.text || turn.images?.length) && !turn.error && !turns[index + 1]?.error);
-  const said = told.map((turn) => ({ role: turn.role, content: contentOf(turn) }));
-  return { ...body, messages: [...(params.system ? [{ role: "system", content: params.system }] : []), ...said] };
+  const kept = turns.filter((turn, index) => (turn.text || turn.images?.length) && !turn.error && !turns[index + 1]?.error);
+  const messages = kept.map((turn) => ({ role: turn.role, content: contentOf(turn) }));
+  return { ...body, messages: [...(params.system ? [{ role: "system", content: params.system }] : []), ...messages] };
 }
 
 function contentOf({ text, images }) {
@@ -41,9 +42,22 @@ function contentOf({ text, images }) {
 
 const pathOf = (params) => (params.mode === "completion" ? "v1/completions" : "v1/chat/completions");
 
-function curlOf(body, path) {
+/** The command that sends the same request, and whether data: URLs are cut short in it: a page of base64 helps nobody. */
+function curlOf({ body, path }) {
   const key = apiKey() ? ` -H "Authorization: Bearer $KEY"` : "";
-  return `curl -N ${url(path)} -H 'Content-Type: application/json'${key} -d '${JSON.stringify(body, null, 1).replaceAll("'", "'\\''")}'`;
+  let isCut = false;
+  const text = JSON.stringify(body, (name, value) => {
+    if (name !== "url" || typeof value !== "string" || !value.startsWith("data:") || value.length <= MAX_URL_CHARS) return value;
+    isCut = true;
+    return `${value.slice(0, MAX_URL_CHARS)}...`;
+  }, 1);
+  return [`curl -N ${url(path)} -H 'Content-Type: application/json'${key} -d '${text.replaceAll("'", "'\\''")}'`, isCut];
+}
+
+function Curl({ request }) {
+  const [text, isCut] = useMemo(() => (request ? curlOf(request) : ["", false]), [request]);
+  return html`${isCut && html`<p class="mut">The data: URLs of images are cut short here. Put whole ones in their place.</p>`}
+    <pre class="raw" tabindex="0" data-curl>${text}</pre>`;
 }
 
 /** Adds one event of the stream to an answer. */
@@ -101,7 +115,7 @@ function Answer({ answer, demo, number }) {
   return html`<article class="bubble assistant" aria-label=${`Answer ${number}`} aria-busy=${answer.open}>
     <div class="tabs">${pick("text", "Text")}${pick("raw", "Raw SSE")}${pick("curl", "curl")}</div>
     ${tab === "raw" && html`<pre class="raw" tabindex="0" data-raw>${answer.raw || "nothing yet"}</pre>`}
-    ${tab === "curl" && html`<pre class="raw" tabindex="0">${answer.curl}</pre>`}
+    ${tab === "curl" && html`<${Curl} request=${answer.request} />`}
     ${tab === "text" && html`<div>
       ${answer.reasoning && html`<details class="why" open=${answer.open && !answer.text}><summary>Reasoning</summary>${answer.reasoning}</details>`}
       <${Text} answer=${answer} />
@@ -128,14 +142,14 @@ function Params({ params, set, model }) {
   </aside>`;
 }
 
-export function Chat({ model, demo, pulse }) {
+export function Chat({ model, demo, revision }) {
   const [params, setParams] = useState(DEFAULTS);
   const [turns, setTurns] = useState([]);
   const [text, setText] = useState("");
-  const [sees, askAgain] = useSees(pulse);
-  const { images, problem, add, remove, clear } = useImages();
-  const { over, handlers } = useDrop(sees, add);
-  const isEmpty = !text.trim() && !images.length;
+  const [takesImages, askAgain] = useImageSupport(revision);
+  const { images, isReading, problem, add, remove, clear } = useImages();
+  const { over, handlers } = useDrop(takesImages, add);
+  const isReady = !isReading && (text.trim() || images.length); // a question does not go without an image that is still read
   const aborter = useRef(null);
   const running = turns.some((turn) => turn.open);
   const set = (change) => setParams((before) => ({ ...before, ...change }));
@@ -149,9 +163,9 @@ export function Chat({ model, demo, pulse }) {
 
   const send = async (event) => {
     event.preventDefault();
-    if (running || isEmpty) return;
+    if (running || !isReady) return;
     const asked = [...turns, { role: "user", text, images }];
-    const empty = { role: "assistant", text: "", reasoning: "", calls: [], raw: "", curl: "", id: "", open: true };
+    const empty = { role: "assistant", text: "", reasoning: "", calls: [], raw: "", request: null, id: "", open: true };
     let body;
     try { body = bodyOf(params, asked, model); } catch (error) {
       setTurns([...asked, { ...empty, open: false, error: error.message }]);
@@ -159,7 +173,7 @@ export function Chat({ model, demo, pulse }) {
     }
     setText("");
     clear();
-    setTurns([...asked, { ...empty, curl: curlOf(body, pathOf(params)) }]);
+    setTurns([...asked, { ...empty, request: { body, path: pathOf(params) } }]);
     const abort = (aborter.current = new AbortController());
     try {
       const response = await fetch(url(pathOf(params)), { method: "POST", signal: abort.signal, headers: { ...auth(), "content-type": "application/json" }, body: JSON.stringify(body) });
@@ -183,20 +197,20 @@ export function Chat({ model, demo, pulse }) {
   };
   return html`<main><h2 class="sr">Chat</h2><div class="chat">
     <section class=${over ? "talk over" : "talk"} aria-label="Conversation" ...${handlers}>
-      <div class="said" role="log" aria-label="Messages">${turns.map((turn, index) => (turn.role === "user"
+      <div class="messages" role="log" aria-label="Messages">${turns.map((turn, index) => (turn.role === "user"
         ? html`<div key=${index} class="bubble user"><${Pictures} images=${turn.images} />${turn.text}</div>`
         : html`<${Answer} key=${index} answer=${turn} demo=${demo} number=${(index + 1) / 2} />`))}
         ${!turns.length && html`<p class="mut empty">Ask something. The Live view shows where the answer is computed.</p>`}</div>
       <form class="panel compose" onSubmit=${send} aria-label="Message">
         <label class="sr" for="message">Message</label>
-        <textarea id="message" rows="3" placeholder="Message (Enter sends, Shift+Enter breaks the line)" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} onFocus=${askAgain} onPaste=${sees ? pasteInto(add) : null}></textarea>
+        <textarea id="message" rows="3" placeholder="Message (Enter sends, Shift+Enter breaks the line)" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} onFocus=${askAgain} onPaste=${takesImages ? pasteInto(add) : null}></textarea>
         <${Pictures} images=${images} remove=${remove} />
         ${problem && html`<p class="bad" role="alert">${problem}</p>`}
         <div class="acts">
-          ${running ? html`<button type="button" class="danger" onClick=${stop}>Stop</button>` : html`<button class="primary" disabled=${isEmpty}>Send</button>`}
-          ${sees && html`<${AddButton} add=${add} />`}
+          ${running ? html`<button type="button" class="danger" onClick=${stop}>Stop</button>` : html`<button class="primary" disabled=${!isReady}>Send</button>`}
+          ${takesImages && html`<${AddButton} add=${add} />`}
           <button type="button" onClick=${() => { stop(); setTurns([]); }} disabled=${!turns.length || running}>Clear</button>
-          <span class="sp"></span><span class="mut">${running ? "streaming" : ""}</span>
+          <span class="sp"></span><span class="mut">${running ? "streaming" : isReading ? "reading images" : ""}</span>
         </div>
       </form>
     </section>

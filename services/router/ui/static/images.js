@@ -3,60 +3,99 @@ import { json } from "./client.js";
 import { html, useCallback, useEffect, useRef, useState } from "./preact.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
-const MAX_BYTES = 10 * 1024 * 1024; // of a file, as in the router
+// As in the router, which counts those of the whole chat. What is beyond them is not read: its base64 would fill the memory.
+const MAX_FILES = 16;
+const MAX_FILE_BYTES = 10 * 1024 * 1024;
+const MAX_BYTES = 32 * 1024 * 1024;
 
 /**
  * Whether messages may have images now, and a function that asks again.
- * @param {string} pulse asks again when it changes @returns {[boolean, () => void]}
+ * @param {string} revision asks again when it changes @returns {[boolean, () => void]}
  */
-export function useSees(pulse) {
-  const [sees, setSees] = useState(false);
+export function useImageSupport(revision) {
+  const [takesImages, setTakesImages] = useState(false);
   const last = useRef(0);
   const ask = useCallback(() => {
     const own = (last.current += 1);
     json("v1/models").then(
-      ({ data }) => { if (own === last.current) setSees(data.some((model) => (model.modalities || []).includes("image"))); },
+      ({ data }) => { if (own === last.current) setTakesImages(data.some((model) => (model.modalities || []).includes("image"))); },
       () => {}, // the page says elsewhere that the router does not answer
     );
   }, []);
-  useEffect(ask, [pulse]);
-  return [sees, ask];
+  useEffect(ask, [revision]);
+  return [takesImages, ask];
 }
 
-/** @param {File} file @returns {Promise<{name: string, url: string}>} */
+/** Why a file is refused unread; "" if it is not. @param {File} file @param {{size: number}[]} before taken for the same message */
+function refusalOf(file, before) {
+  if (!TYPES.includes(file.type)) return `${file.name} is no PNG, JPEG or WebP`;
+  if (file.size > MAX_FILE_BYTES) return `${file.name} has more than ${MAX_FILE_BYTES >> 20} MiB`;
+  if (before.length >= MAX_FILES) return `${file.name} is left out: ${MAX_FILES} images are the most`;
+  const sum = before.reduce((total, { size }) => total + size, file.size);
+  return sum > MAX_BYTES ? `${file.name} is left out: all images together have more than ${MAX_BYTES >> 20} MiB` : "";
+}
+
+/** @param {File} file @returns {Promise<{file: File, name: string, url: string}>} */
 function read(file) {
   return new Promise((resolve, reject) => {
-    if (!TYPES.includes(file.type)) { reject(new Error(`${file.name} is no PNG, JPEG or WebP`)); return; }
-    if (file.size > MAX_BYTES) { reject(new Error(`${file.name} has more than ${MAX_BYTES >> 20} MiB`)); return; }
     const reader = new FileReader();
-    reader.onload = () => resolve({ name: file.name || "image", url: /** @type {string} */ (reader.result) });
+    reader.onload = () => resolve({ file, name: file.name || "image", url: /** @type {string} */ (reader.result) });
     reader.onerror = () => reject(new Error(`${file.name} cannot be read`));
     reader.readAsDataURL(file);
   });
 }
 
-/** The images that wait for a message, why a file is none of them, and what takes files and empties the list. */
+/** The images that wait for a message, whether more are being read, why a file is none of them, and what changes the list. */
 export function useImages() {
   const [images, setImages] = useState([]);
   const [problem, setProblem] = useState("");
+  const [numReading, setNumReading] = useState(0);
+  const taken = useRef([]); // files of `images` and those being read: a second drop comes before the first one is drawn
+  const leave = (file) => { taken.current = taken.current.filter((each) => each !== file); };
   const add = async (files) => {
+    const chosen = [];
     setProblem("");
-    for (const result of await Promise.allSettled([...files].map(read))) {
-      if (result.status === "fulfilled") setImages((before) => [...before, result.value]);
-      else setProblem(result.reason.message);
+    for (const file of files) {
+      const refusal = refusalOf(file, taken.current);
+      if (refusal) { setProblem(refusal); continue; }
+      taken.current.push(file);
+      chosen.push(file);
+    }
+    setNumReading((before) => before + chosen.length);
+    const results = await Promise.allSettled(chosen.map(read));
+    setNumReading((before) => before - chosen.length);
+    for (const [index, result] of results.entries()) {
+      if (result.status === "fulfilled") { setImages((before) => [...before, result.value]); continue; }
+      leave(chosen[index]);
+      setProblem(result.reason.message);
     }
   };
-  const remove = (index) => setImages((before) => before.filter((_, at) => at !== index));
-  const clear = () => { setImages([]); setProblem(""); };
-  return { images, problem, add, remove, clear };
+  const remove = (index) => {
+    leave(images[index].file);
+    setImages((before) => before.filter((_, at) => at !== index));
+  };
+  const clear = () => { taken.current = []; setImages([]); setProblem(""); };
+  return { images, isReading: numReading > 0, problem, add, remove, clear };
 }
 
 const isOfFiles = (transfer) => Boolean(transfer) && [...transfer.types].includes("Files");
 
+/** Keeps a file that is dropped elsewhere from taking the place of the page, and of the chat with it. */
+function ignore(event) {
+  if (event.defaultPrevented || !isOfFiles(event.dataTransfer)) return;
+  event.preventDefault();
+  event.dataTransfer.dropEffect = "none";
+}
+
 /** Handlers of the place where files are dropped; none while images are not served. */
-export function useDrop(sees, add) {
+export function useDrop(takesImages, add) {
   const [over, setOver] = useState(false);
-  if (!sees) return { over: false, handlers: {} };
+  useEffect(() => {
+    const kinds = ["dragover", "drop"];
+    for (const kind of kinds) addEventListener(kind, ignore);
+    return () => { for (const kind of kinds) removeEventListener(kind, ignore); };
+  }, []);
+  if (!takesImages) return { over: false, handlers: {} };
   const handlers = {
     onDragOver: (event) => { if (isOfFiles(event.dataTransfer)) { event.preventDefault(); setOver(true); } },
     onDragLeave: (event) => { if (!event.currentTarget.contains(event.relatedTarget)) setOver(false); },
@@ -70,11 +109,11 @@ export function useDrop(sees, add) {
   return { over, handlers };
 }
 
-/** Takes pasted files; text is pasted as ever. */
+/** Takes pasted images. Text is pasted as ever, also where an office program puts a picture of it beside it. */
 export function pasteInto(add) {
   return (event) => {
-    const files = event.clipboardData?.files || [];
-    if (!files.length) return;
+    const { files, types } = event.clipboardData;
+    if ([...types].includes("text/plain") || ![...files].some((file) => TYPES.includes(file.type))) return;
     event.preventDefault();
     add(files);
   };

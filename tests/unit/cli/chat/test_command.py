@@ -130,6 +130,14 @@ def test_a_pipe_does_not_ask_about_an_image_that_is_not_there(monkeypatch, capsy
     assert router.asked == []
 
 
+def test_a_pipe_that_ends_after_an_image_says_that_nothing_was_asked(monkeypatch, capsys, tmp_path):
+    pipe(monkeypatch, f"/image {save_picture(tmp_path)}\n")
+    with scripted_router() as router:
+        assert run(["chat", "--router", router.url]) == 1
+    assert "no question follows" in capsys.readouterr().err
+    assert router.asked == []
+
+
 def test_a_terminal_says_what_is_wrong_with_an_image_and_goes_on(monkeypatch, capsys, tmp_path):
     text = tmp_path / "note.png"
     text.write_text("no picture")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_others_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello")
     (tmp_path / "large").write_bytes(bytes(ImageLimits().max_image_bytes + 1))
+    os.mkfifo(tmp_path / "pipe")
     Image.new("RGB", (2, 2)).save(tmp_path / "moving", "gif")
     Image.new("RGB", (401, 2)).save(tmp_path / "narrow", "png")
     for name, words in (
@@ -40,7 +42,8 @@ def test_others_are_refused_with_the_reason(tmp_path: Path) -> None:
         ("moving", "is GIF"),
         ("narrow", "401 x 2 pixels"),
         ("none", "No such file"),
-        ("", "Is a directory"),
+        ("", "is no regular file"),
+        ("pipe", "is no regular file"),
     ):
         with pytest.raises(ValueError, match=words):
             read_image_part(tmp_path / name)
