@@ -188,10 +188,10 @@ class WorkerSettings(WorkerProcessSettings):
     """Settings of workers with a page pool: prefill and decode."""
 
     draft_model: str | None = None
-    """A smaller model with the same tokens, an EAGLE-1 or EAGLE-3 head of the model, or a checkpoint with an MTP layer
-    (mostly the model's own), named as `model` is. Its KV lies in the pages beside the model's. Decode drafts with it,
-    if `--drafter` is draft-model, eagle or mtp; the same on all workers. `bundled-head`: the head of the bundled
-    model. Default: none."""
+    """A smaller model with the same tokens, an EAGLE-1 or EAGLE-3 head of the model, or the model itself, if it has an
+    MTP layer, named as `model` is. Its KV lies in the pages beside the model's. Decode drafts with it, if `--drafter`
+    is draft-model, eagle or mtp; the same on all workers. `bundled-head`: the head of the bundled model.
+    Default: none."""
 
     kv_dtype: KVDtypeKind = KVDtypeKind.AUTO
     """Number format of K and V in pages: the model's (auto) or int8, which needs 27 % (of float32) or 53 % (of

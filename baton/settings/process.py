@@ -15,7 +15,7 @@ from baton.settings.base import SettingsError
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 EXIT_UNWRITTEN = 120
-"""Exit code where output could not be written; the interpreter's own."""
+"""Exit code where output could not be written, and there was no other failure."""
 
 
 def usable_cores() -> list[int]:
@@ -56,20 +56,25 @@ def freeze_gc() -> None:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends this process as the interpreter would, but leaves its objects to the kernel.
+    """Ends this process, but leaves its objects to the kernel.
 
     Waits for threads that are not daemons, runs the exit handlers and flushes the standard streams, as a child of
-    `multiprocessing` does. Taking hundreds of thousands of objects of torch apart keeps a core busy for longer than
-    all this, and a fork would copy their pages first.
+    `multiprocessing` does. What interrupts that ends the process at once, with `exit_code`. Taking hundreds of
+    thousands of objects of torch apart keeps a core busy for longer than all this, and a fork would copy their pages
+    first.
     """
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):  # its reader has gone, or it is closed
-            exit_code = exit_code or EXIT_UNWRITTEN
-    os._exit(exit_code)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is None or stream.closed:  # nobody asked for this output
+                continue
+            try:
+                stream.flush()
+            except OSError:  # its reader has gone
+                exit_code = exit_code or EXIT_UNWRITTEN
+    finally:
+        os._exit(exit_code)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -63,7 +63,7 @@ BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
         "ngram": DrafterEntry(_ngram),
         "ngram-shared": DrafterEntry(_ngram_shared),
         "draft-model": DrafterEntry(lambda _: RunnerDrafter(), DRAFT_MODEL_CHAINS),
-        "eagle": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
+        "eagle": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),  # a head of any kind; its files say which
         "mtp": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
     }
 )

@@ -1,6 +1,6 @@
-"""Files of a published drafting head: its config, and its tensors under the names of EAGLE-3. Read at load.
+"""Files of a published drafting head: its config and its tensors. Read at load.
 
-MTP layers lie among the tensors of a checkpoint, and only they are read.
+Those of an EAGLE head get the names of EAGLE-3. MTP layers lie among the tensors of a checkpoint: only they are read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def is_eagle_head(directory: Path) -> bool:
 
 
 def is_head(directory: Path, target: Path) -> bool:
-    """True if what is in `directory` drafts for the model in `target` as a head: an EAGLE head, or MTP layers.
+    """True if what is in `directory` drafts for the model in `target` as a head.
 
-    Raises `UnsupportedModel` for MTP layers of the target itself that are not computed here.
+    That is an EAGLE head, or the target itself with MTP layers; another model with such layers is a draft model.
+    Raises `UnsupportedModel` for MTP layers of the target that are not computed here.
     """
+    if directory.resolve() != target.resolve():
+        return is_eagle_head(directory)
     names = _names(directory)
-    foreign = sorted(name for name in names if _FOREIGN_MTP.match(name))
-    if foreign and directory.resolve() == target.resolve():
+    if foreign := sorted(name for name in names if _FOREIGN_MTP.match(name)):
         raise UnsupportedModel(f"MTP layers with a tensor {foreign[0]} are not computed here; only those of MiMo are")
     return is_eagle_head(directory) or any(name.startswith(MTP_PREFIX) for name in names)
 

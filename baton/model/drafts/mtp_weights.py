@@ -46,8 +46,10 @@ class _MtpReader(HeadReader):
         others = {name.removeprefix(MTP_PREFIX).split(".")[0] for name in tensors} - {"0"}
         if others:
             raise UnsupportedModel(f"there are {1 + len(others)} MTP layers, and one is computed here")
-        if config.get("partial_rotary_factor", 1.0) != 1.0 or config.get("use_sliding_window"):
-            raise UnsupportedModel("the MTP layer rotates a part of its heads, or has a window")
+        if (config.get("partial_rotary_factor") or 1.0) != 1.0:
+            raise UnsupportedModel("the MTP layer rotates a part of each head")
+        if config.get("use_sliding_window"):
+            raise UnsupportedModel("the MTP layer has a sliding window")
 
     def read(self) -> EagleWeights:
         """The layer as a head."""

@@ -4,7 +4,7 @@ The token has the largest log weight + G, where every token has its own standard
 are drawn with one key agree with a chance of at least (1 - d) / (1 + d), where d is the total variation between them
 (Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv:2408.07978).
 That is how drafts are accepted. Pure functions of tensors on any device, called by the sampler. `sampling.cpp` computes
-the same numbers.
+the same numbers, rounded otherwise.
 """
 
 from __future__ import annotations

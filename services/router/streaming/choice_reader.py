@@ -39,14 +39,14 @@ class ChoiceReader:
             return False
         try:
             events = self._text.events(chunk)
+            if events and events[-1].finish is not None:
+                self._left, self.is_pending = events, True
+                return False
+            for event in events:
+                self._add(event)
         except Exception as error:
             self._left, self.is_pending = error, True
             return False
-        if events and events[-1].finish is not None:
-            self._left, self.is_pending = events, True
-            return False
-        for event in events:
-            self._add(event)
         return True
 
     def read(self, chunk: TokenChunk) -> list[TokenEvent]:

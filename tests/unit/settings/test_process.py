@@ -74,6 +74,15 @@ def test_a_process_without_a_reader_of_its_output_ends_as_failed():
     try:
         assert ended("print('lost'); end_process(0)", stdout=write_end).returncode == EXIT_UNWRITTEN
         assert ended("print('lost'); end_process(5)", stdout=write_end).returncode == 5
-        assert ended("sys.stdout.close(); end_process(0)").returncode == EXIT_UNWRITTEN
     finally:
         os.close(write_end)
+
+
+def test_a_stream_that_is_closed_is_no_failure():
+    assert ended("sys.stdout.close(); end_process(0)").returncode == 0
+    assert ended("sys.stdout = None; end_process(0)").returncode == 0, "as after `>&-`"
+
+
+def test_an_interrupt_while_the_process_ends_changes_no_exit_code():
+    interrupt = "import os, signal, threading; threading._register_atexit(os.kill, os.getpid(), signal.SIGINT)\n"
+    assert ended(f"\n{interrupt}end_process(5)").returncode == 5

@@ -73,7 +73,14 @@ class SessionStream:
 
         While it waits, each row but the stream's last goes to `on_row` instead.
         """
-        while not self._unread:
+        while True:
+            refused, self._refused = self._refused, None  # also what an earlier read was cancelled before it had
+            if isinstance(refused, Exception):
+                raise refused
+            if refused is not None:
+                return refused  # its tokens are recorded: they must reach the client
+            if self._unread:
+                return self._unread.popleft()
             if self._cancelled:
                 raise asyncio.CancelledError
             if self._lost is not None:
@@ -85,12 +92,6 @@ class SessionStream:
                 await self._waiter
             finally:
                 self._waiter = self._on_row = None
-            refused, self._refused = self._refused, None
-            if isinstance(refused, Exception):
-                raise refused
-            if refused is not None:
-                return refused  # its tokens are recorded: they must reach the client
-        return self._unread.popleft()
 
     def _wake(self) -> None:
         """Wakes the reader. What follows waits until it has read."""

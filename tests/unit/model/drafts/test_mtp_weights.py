@@ -71,9 +71,11 @@ def test_a_layer_that_does_not_fit_is_refused(tmp_path: Path, message: str) -> N
 def test_other_states_and_rotations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="reads states of 32"):
         load_mtp_weights(save_head(random_head("mtp"), tmp_path, hidden_size=32), TARGET)
-    for wrong in ({"partial_rotary_factor": 0.5}, {"use_sliding_window": True}):
-        with pytest.raises(UnsupportedModel, match="rotates a part of its heads, or has a window"):
-            load_mtp_weights(save_head(random_head("mtp"), tmp_path, **wrong), TARGET)
+    with pytest.raises(UnsupportedModel, match="rotates a part of each head"):
+        load_mtp_weights(save_head(random_head("mtp"), tmp_path, partial_rotary_factor=0.5), TARGET)
+    with pytest.raises(UnsupportedModel, match="has a sliding window"):
+        load_mtp_weights(save_head(random_head("mtp"), tmp_path, use_sliding_window=True), TARGET)
+    load_mtp_weights(save_head(random_head("mtp"), tmp_path, partial_rotary_factor=None), TARGET)
 
 
 @pytest.mark.parametrize("name", ["model.layers.46.eh_proj.weight", "mtp.fc.weight", "model.mtp_block.0.mlp.x"])
@@ -82,4 +84,10 @@ def test_layouts_that_are_not_computed_are_refused_by_name(tmp_path: Path, name:
     directory = save_head({name: torch.ones(2)}, tmp_path / "a")
     with pytest.raises(UnsupportedModel, match=f"MTP layers with a tensor {name} are not computed here"):
         is_head(directory, tmp_path / "b" / ".." / "a")
+    assert not is_head(directory, tmp_path)
+
+
+def test_another_model_with_mtp_layers_is_a_draft_model(tmp_path: Path) -> None:
+    directory = save_head(random_head("mtp"), tmp_path / "a")
+    assert is_head(directory, directory)
     assert not is_head(directory, tmp_path)

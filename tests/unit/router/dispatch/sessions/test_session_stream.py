@@ -120,6 +120,16 @@ async def test_a_chunk_that_was_left_comes_first_even_if_the_stream_is_cancelled
         await stream.read(leave)
 
 
+async def test_a_chunk_that_was_left_waits_for_the_next_read():
+    stream = Rig().stream
+    reading = await waiting(stream, lambda each: CHUNK)
+    for index in (1, 2):
+        stream.put_row(row(index))
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert [await stream.read(), await stream.read()] == [CHUNK, row(2)]
+
+
 async def test_an_error_of_a_call_is_the_readers_and_not_the_sessions():
     stream = Rig().stream
 
