@@ -37,6 +37,7 @@ class StepMetrics:
         self._step_time_error = metrics.STEP_TIME_ERROR.labels(role.value)
         self._forward_s = 0.0
         self._encode_s_per_row = 0.0
+        self._has_encoded = False
         self.last_encode_s = 0.0
         self.num_tokens = 0
         self.step_time = StepTimeModel()
@@ -69,8 +70,10 @@ class StepMetrics:
             self.step_started_at = None
             seconds = self.last_encode_s = monotonic_s() - started_at
             metrics.ENCODE_SECONDS.observe(seconds)
-            found, known = seconds / max(1, num_rows), self._encode_s_per_row
-            self._encode_s_per_row = found if known == 0.0 else known + ENCODE_SMOOTHING * (found - known)
+            if self._has_encoded:
+                found, known = seconds / max(1, num_rows), self._encode_s_per_row
+                self._encode_s_per_row = found if known == 0.0 else known + ENCODE_SMOOTHING * (found - known)
+            self._has_encoded = True  # the first one is cold: it loads what later ones find
 
     def tokens_to_encode(self, num_rows: int) -> int:
         """Prompt tokens that take as long as `num_rows` rows of images, by both times as measured here.

@@ -47,7 +47,7 @@ class MediaGate:
     @property
     def num_wanted_rows(self) -> int:
         """Rows of the images that wait to be encoded."""
-        items = map(self.store.find, self._wanted)
+        items = map(self.store.peek, self._wanted)
         return sum(item.num_rows for item in items if item is not None and item.rows is None)
 
     def begin(self, request: EngineRequest, num_known: int) -> BatonError | None:

@@ -73,6 +73,10 @@ class MediaStore(Generic[Inputs, Rows]):
             self._held.move_to_end(key)
         return item
 
+    def peek(self, key: MediaKey) -> HeldMedia[Inputs, Rows] | None:
+        """The image, without a use of it; None if it is not held."""
+        return self._held.get(key)
+
     def hold(self, key: MediaKey, item: HeldMedia[Inputs, Rows], now: float = 0.0) -> bool:
         """Holds an image that is not held yet, and evicts others for it. False, and nothing changes, without room."""
         if self.find(key) is not None:

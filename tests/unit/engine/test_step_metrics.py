@@ -86,12 +86,25 @@ def test_encoding_is_no_time_of_the_host_nor_of_tokens(monkeypatch: pytest.Monke
     assert step_metrics.step_time.num_steps == 0
 
 
+def test_the_first_step_of_the_tower_is_no_measure():
+    step_metrics = StepMetrics(WorkerRole.PREFILL, PagePool(8))
+    step_metrics.step_time = Mock(reliable=True, seconds_of=lambda num, start, chunk: 1e-12 * num)
+    with step_metrics.encode(1):
+        pass
+    assert step_metrics.tokens_to_encode(7) == 7
+    with step_metrics.encode(1):
+        pass
+    assert step_metrics.tokens_to_encode(7) > 7
+
+
 def test_rows_of_images_count_as_the_prompt_tokens_that_take_as_long(monkeypatch: pytest.MonkeyPatch):
     now = itertools.count(step=0.5)
     monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", lambda: next(now))
     step_metrics = StepMetrics(WorkerRole.PREFILL, PagePool(8))
     step_metrics.step_time = Mock(reliable=False)
     assert step_metrics.tokens_to_encode(7) == 7, "nothing is measured yet"
+    with step_metrics.encode(1):
+        pass  # 0.5 s a row
     with step_metrics.encode(10):
         pass  # 0.05 s a row
     assert step_metrics.tokens_to_encode(7) == 7

@@ -210,6 +210,18 @@ def test_every_prompt_gets_its_rows_in_the_order_of_need(prompts: list[list[int]
     assert encoded == list(dict.fromkeys(image for images in prompts for image in images))
 
 
+def test_the_load_is_no_use_of_an_image():
+    gate, one = gate_with(1, 2), request("a", 1)
+    gate.begin(one, 0)
+    assert gate.must_wait(one, 0)
+    assert gate.store.find(("", identity(2))) is not None
+    assert gate.num_wanted_rows == ROWS
+    gate.end(one.id)
+    gate.store.max_bytes = 32
+    assert gate.store.hold(("", identity(3)), HeldMedia("pixels", ROWS, None, 8, 8))
+    assert gate.store.peek(("", identity(1))) is None, "the least recently used one goes"
+
+
 def test_a_step_is_time_of_the_prompts_that_wait_for_its_images():
     gate, both, late = gate_with(1, 2, 3), request("both", 1, 2, 3), request("late", 3)
     shown = request("shown", 1)
