@@ -41,7 +41,7 @@ from baton.settings.trust import read_trust
 from baton.store.connect import connect
 from baton.store.media.redis_media_file_store import connect_media
 from baton.store.memory_store import MemoryStore
-from baton.store.store import CallRecord, SequenceRecord, StateStore, WorkerRegistry
+from baton.store.store import CallRecord, SequenceRecord, StateStore, StoreUnavailable, WorkerRegistry
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 
 EXIT_DIFFERENT = 1
@@ -169,12 +169,19 @@ async def _with_files(request: ValidRequest, settings: ReplaySettings) -> ValidR
     """The request with the files of its images, from the state store. Raises `NotReplayable` if some are missing."""
     if not request.files:
         return request
-    media = CallMedia(connect_media(settings.redis_url, trust=read_trust(settings)))
+    store = connect_media(settings.redis_url, trust=read_trust(settings))
+    media = CallMedia(store)
     try:
         restored = await media.restored(request)
+        missing = [file.identity for file in restored.files if file.data is None]
+        is_late = bool(missing) and await store.holds(request.tenant, missing)
+    except StoreUnavailable as error:
+        raise NotReplayable(f"the images of call {request.id} cannot be read now: {error}") from None
     finally:
         await media.close()
-    if any(file.data is None for file in restored.files):
+    if is_late:
+        raise NotReplayable(f"the state store did not give all images of call {request.id} in time: try again.")
+    if missing:
         raise NotReplayable(
             f"the state store has not all images of call {request.id}: it was not durable, or they have expired."
         )

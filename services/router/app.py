@@ -55,6 +55,7 @@ from baton.services.router.text.text_model import TextModel
 from baton.services.router.ui.bundle import page_bundle
 from baton.services.router.vision.image_model import ImageModel, read_image_model
 from baton.settings.base import SettingsError
+from baton.settings.groups import MIB
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
@@ -282,7 +283,7 @@ async def open_frontend(
 async def _open_media(settings: RouterSettings, trust: ClusterTrust) -> AsyncIterator[CallMedia]:
     """Files of images in the store."""
     store = connect_media(settings.redis_url, store_options(settings), trust, stored_media_bytes(settings))
-    media = CallMedia(store)
+    media = CallMedia(store, settings.max_media_mib * MIB)
     try:
         yield media
     finally:

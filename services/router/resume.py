@@ -29,7 +29,7 @@ from baton.services.router.streaming.sse_stream import SseStream, num_tail_event
 from baton.services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
 from baton.services.router.streaming.unread_buffer import UnreadBudget
 from baton.services.router.takeover.call_media import CallMedia
-from baton.services.router.takeover.call_ownership import raw_request_of
+from baton.services.router.takeover.call_ownership import STORE_WAIT_S, raw_request_of
 from baton.services.router.takeover.journal_reader import JournalReader
 from baton.services.router.takeover.status import RequestStatus, request_status
 from baton.services.router.takeover.takeover import Takeovers
@@ -90,7 +90,7 @@ class Resumer:
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
         parsed = await self.parser.parse(raw_request_of(record))
-        kept = not record.private and (not parsed.request.files or await self.media.holds(parsed.request))
+        kept = not record.private and await self._has_files(parsed.request)
         durability = self.durability() if kept else Durability.NONE
         after = _checked(after, parsed.request)
         if after.num_tail >= num_tail_events(parsed.request.stream_options):
@@ -98,6 +98,10 @@ class Resumer:
         if self.takeovers.draining and record.status is not CallStatus.ENDED:
             raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
         return ResumedResponse(self, parsed, after, record, durability)
+
+    async def _has_files(self, request: ValidRequest) -> bool:
+        """True if the store says in time that it has all images of the request, or there are none."""
+        return not request.files or await self.media.holds(request, STORE_WAIT_S)
 
     async def status(self, id: RequestId, tenant: str) -> RequestStatus:
         """The status of the request. Raises as `find`."""

@@ -100,6 +100,9 @@ async def test_a_call_with_images_is_computed_again_from_its_files(tmp_path: Pat
             assert len(w.cluster.prefills[0].media.headers) == 2, "under another salt it is sent again"
             with pytest.raises(NotReplayable, match="served without"):
                 await replay_call(id, w.store, model[0], settings)
+            away = replace_settings(redis_url="redis://127.0.0.1:1")
+            with pytest.raises(NotReplayable, match="cannot be read now"):
+                await replay_call(id, w.store, model[0], away, model[1])
             Redis.from_url(server.url).flushall()
             with pytest.raises(NotReplayable, match="not all images"):
                 await replay_call(id, w.store, model[0], settings, model[1])

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 MAX_STORED_BYTES = 256 * 1024 * 1024
-"""Default bound on all files of a store together, as they are stored."""
+"""Default bound on all files of a store together, as they are stored, each with `FILE_OVERHEAD_BYTES`."""
+
+FILE_OVERHEAD_BYTES = 512
+"""What a file counts beside its bytes: its names and entries take about as much of the server's memory."""
 
 
 class PutOutcome(enum.Enum):

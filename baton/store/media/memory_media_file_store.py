@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from baton.store.media.media_file_store import MAX_STORED_BYTES, PutOutcome
+from baton.store.media.media_file_store import FILE_OVERHEAD_BYTES, MAX_STORED_BYTES, PutOutcome
 from baton.store.options import StoreOptions
 
 
@@ -26,8 +26,8 @@ class MemoryMediaFileStore:
 
     async def put(self, tenant: str, identity: bytes, data: bytes) -> PutOutcome:
         self._expire()
-        others = sum(len(file) for name, (file, _) in self._files.items() if name != (tenant, identity))
-        if others + len(data) > self._max_bytes:
+        others = [len(file) for name, (file, _) in self._files.items() if name != (tenant, identity)]
+        if sum(others) + len(data) + (len(others) + 1) * FILE_OVERHEAD_BYTES > self._max_bytes:
             return PutOutcome.FULL
         self._files[tenant, identity] = data, self._clock() + self._retention_s
         return PutOutcome.KEPT

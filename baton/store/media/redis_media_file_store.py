@@ -2,7 +2,7 @@
 
 <prefix>media:<name>   string  one file, sealed for its name; expires one retention after it was last put
 <prefix>media-expiry   zset    name -> when it expires, in ms on the server's clock
-<prefix>media-bytes    hash    name -> bytes as stored; the field "" is their sum
+<prefix>media-bytes    hash    name -> bytes as stored, and `FILE_OVERHEAD_BYTES`; the field "" is their sum
 
 A name is a keyed digest of tenant and identity: it does not show which image a file is, nor whose. Files have a client
 of their own, with few connections: megabytes do not delay calls and tokens in this process.
@@ -16,7 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.store.media.media_file_store import MAX_STORED_BYTES, MediaFileStore, PutOutcome
+from baton.store.media.media_file_store import (
+    FILE_OVERHEAD_BYTES,
+    MAX_STORED_BYTES,
+    MediaFileStore,
+    PutOutcome,
+)
 from baton.store.media.memory_media_file_store import MemoryMediaFileStore
 from baton.store.options import StoreOptions
 from baton.store.redis.client import RedisClient, milliseconds
@@ -77,12 +82,15 @@ class RedisMediaFileStore:
         return None
 
     async def holds(self, tenant: str, identities: Sequence[bytes]) -> bool:
-        for identity in dict.fromkeys(identities):
-            keys = [self._key(name) for name in self._names(tenant, identity)]
-            async with self._client.operation("look for an image"):
-                if not await self._client.redis.exists(*keys):
-                    return False
-        return True
+        if not identities:
+            return True
+        async with (
+            self._client.operation("look for images"),
+            self._client.redis.pipeline(transaction=False) as pipeline,
+        ):
+            for identity in dict.fromkeys(identities):
+                pipeline.exists(*map(self._key, self._names(tenant, identity)))
+            return all(await pipeline.execute())
 
     async def discard(self, tenant: str, identity: bytes) -> None:
         for name in self._names(tenant, identity):
@@ -93,7 +101,8 @@ class RedisMediaFileStore:
 
     async def _run_put(self, name: str, num_bytes: int, blob: bytes) -> bytes:
         keys = [self._key(name), f"{self._prefix}media-expiry", f"{self._prefix}media-bytes"]
-        args: list[str | int | bytes] = [name, self._retention_ms, num_bytes, self._max_bytes, blob]
+        counted = num_bytes + FILE_OVERHEAD_BYTES
+        args: list[str | int | bytes] = [name, self._retention_ms, num_bytes, self._max_bytes, blob, counted]
         async with self._client.operation("put an image"):
             return cast("bytes", await self._put(keys=keys, args=args))
 

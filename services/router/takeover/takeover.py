@@ -294,9 +294,10 @@ class Takeovers:
         parsed = await context.parser.parse(raw_request_of(record))
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that does not stream cannot read the rest")
-        request = await context.media.restored(parsed.request)
-        context.media.keep(request)
-        call, unfinished = await self._rebuild(request, record.ballot)
+        call, unfinished = await self._rebuild(parsed.request, record.ballot)
+        if unfinished:  # else no worker needs its files
+            call = await context.media.restored(call)
+            context.media.keep(call)
         timer = RequestTimer(RequestOrigin(record.endpoint, record.tenant), time.monotonic())
         timer.begin(record.id, len(call.sequences), call.num_prompt_tokens, stream=call.stream_options is not None)
         try:

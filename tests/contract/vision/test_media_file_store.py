@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.store.media.media_file_store import MediaFileStore, PutOutcome
+from baton.store.media.media_file_store import FILE_OVERHEAD_BYTES, MediaFileStore, PutOutcome
 from baton.store.media.redis_media_file_store import connect_media
 from baton.store.options import StoreOptions
 from baton.store.store import StoreUnavailable
@@ -20,6 +20,7 @@ from tests.contract.stores import RARE, TRUST
 
 RED, BLUE = b"r" * 16, b"b" * 16
 FILE, OTHER = b"\x89PNG of a client's diary" * 40, b"another file" * 80
+COUNTED = len(FILE) + FILE_OVERHEAD_BYTES
 LARGE = bytes(range(256)) * 1024
 OpenMedia = Callable[..., MediaFileStore]
 
@@ -63,7 +64,7 @@ async def test_a_tenant_finds_its_own_files_only(open_media: OpenMedia) -> None:
 
 
 async def test_all_files_together_are_bounded(open_media: OpenMedia) -> None:
-    store = open_media(max_bytes=2 * len(FILE) + 100)
+    store = open_media(max_bytes=2 * COUNTED + 100)
     assert await store.put("acme", RED, FILE) is PutOutcome.KEPT
     assert await store.put("acme", BLUE, FILE) is PutOutcome.KEPT
     assert await store.put("acme", b"g" * 16, FILE) is PutOutcome.FULL
@@ -73,7 +74,7 @@ async def test_all_files_together_are_bounded(open_media: OpenMedia) -> None:
 
 
 async def test_a_removed_file_can_be_put_again_in_a_full_store(open_media: OpenMedia) -> None:
-    store = open_media(max_bytes=len(FILE) + 50)
+    store = open_media(max_bytes=COUNTED + 50)
     await store.put("acme", RED, FILE)
     await store.discard("acme", RED)
     assert await store.put("acme", RED, FILE) is PutOutcome.KEPT
@@ -81,7 +82,7 @@ async def test_a_removed_file_can_be_put_again_in_a_full_store(open_media: OpenM
 
 
 async def test_expired_files_make_room(open_media: OpenMedia) -> None:
-    store = open_media(replace(RARE, retention_s=0.05), max_bytes=len(FILE) + 50)
+    store = open_media(replace(RARE, retention_s=0.05), max_bytes=COUNTED + 50)
     await store.put("acme", RED, FILE)
     async with asyncio.timeout(5.0):
         while await store.put("acme", BLUE, OTHER) is PutOutcome.FULL:
@@ -89,8 +90,70 @@ async def test_expired_files_make_room(open_media: OpenMedia) -> None:
     assert await store.get("acme", RED) is None
 
 
+async def test_tiny_files_count_what_they_cost(open_media: OpenMedia) -> None:
+    store = open_media(max_bytes=4 * (FILE_OVERHEAD_BYTES + 50))
+    puts = [await store.put("acme", bytes([n]) * 16, b"tiny") for n in range(6)]
+    assert puts.count(PutOutcome.KEPT) == 4
+
+
+@pytest.fixture
+async def shared(server) -> AsyncIterator[tuple[MediaFileStore, MediaFileStore, Redis, str]]:
+    """Two stores of one cluster with room for two files and a half; files of the second one expire in 20 ms."""
+    prefix, max_bytes = f"test:{uuid.uuid4().hex}:", 5 * COUNTED // 2
+    options = [replace(RARE, prefix=prefix), replace(RARE, prefix=prefix, retention_s=0.02)]
+    long, short = (connect_media(server.url, one, max_bytes=max_bytes) for one in options)
+    async with Redis.from_url(server.url) as redis:
+        yield long, short, redis, prefix
+    for store in (long, short):
+        await store.close()
+
+
+async def until_gone(store: MediaFileStore, identity: bytes) -> None:
+    async with asyncio.timeout(5.0):
+        while await store.get("acme", identity) is not None:
+            pass
+
+
+async def counted(redis: Redis, prefix: str) -> int:
+    return int(await redis.hget(f"{prefix}media-bytes", "") or -1)
+
+
+async def test_expired_files_are_swept_while_others_stay(shared) -> None:
+    long, short, redis, prefix = shared
+    assert await long.put("acme", RED, FILE) is PutOutcome.KEPT
+    assert await short.put("acme", BLUE, FILE) is PutOutcome.KEPT
+    await until_gone(long, BLUE)
+    assert await long.put("acme", b"g" * 16, FILE) is PutOutcome.KEPT
+    assert await counted(redis, prefix) == 2 * (COUNTED + 1)
+    assert await redis.zcard(f"{prefix}media-expiry") == 2
+
+
+async def test_a_shorter_retention_shortens_nothing(shared) -> None:
+    long, short, redis, prefix = shared
+    await long.put("acme", RED, FILE)
+    assert await short.put("acme", RED, FILE) is PutOutcome.KEPT
+    await short.put("acme", BLUE, OTHER)
+    await until_gone(long, BLUE)
+    assert await long.holds("acme", [RED])
+    for key in [*await names(redis, prefix), f"{prefix}media-expiry", f"{prefix}media-bytes"]:
+        assert await redis.pttl(key) > RARE.retention_s * 900
+
+
+async def test_a_put_sweeps_a_hundred_files_and_the_next_ones_the_rest(shared) -> None:
+    long, _, redis, prefix = shared
+    await long.put("acme", RED, FILE)
+    expired = [f"expired-{n}" for n in range(250)]
+    await redis.zadd(f"{prefix}media-expiry", dict.fromkeys(expired, 1))
+    await redis.hset(f"{prefix}media-bytes", mapping=dict.fromkeys(expired[:-1], 1))  # the last one is not counted
+    await redis.hincrby(f"{prefix}media-bytes", "", len(expired) - 1)
+    for left in (150, 50, 0, 0):
+        assert await long.put("acme", RED, FILE) is PutOutcome.KEPT
+        assert await redis.zcard(f"{prefix}media-expiry") == 1 + left
+    assert await counted(redis, prefix) == COUNTED + 1
+
+
 async def test_concurrent_puts_of_routers_share_the_bound(open_media: OpenMedia) -> None:
-    store = open_media(max_bytes=3 * (len(FILE) + 50))
+    store = open_media(max_bytes=3 * (COUNTED + 50))
     puts = [store.put("acme", bytes([n]) * 16, FILE) for n in range(8)]
     assert (await asyncio.gather(*puts)).count(PutOutcome.KEPT) == 3
 
@@ -177,7 +240,7 @@ async def test_a_server_that_was_emptied_starts_anew(sealed) -> None:
         await redis.delete(key)
     assert await store.get("acme", RED) is None
     assert await store.put("acme", RED, FILE) is PutOutcome.KEPT
-    assert await redis.hget(f"{prefix}media-bytes", "") == str(len(FILE) + 33).encode()
+    assert await redis.hget(f"{prefix}media-bytes", "") == str(COUNTED + 33).encode()
 
 
 async def test_without_a_server_the_store_is_unavailable() -> None:

@@ -119,4 +119,14 @@ MEDIA_BUGS = (
         "if key not in self._num_holders)", ")",
         "tests/service/dispatch/media tests/unit/router/dispatch/media",
     ),
+    bug(
+        MEDIA, "expired files stay counted", "baton/store/redis/scripts/put_media.lua",
+        "redis.call('HINCRBY', KEYS[3], '', -tonumber(bytes))", "",
+        "tests/contract/vision/test_media_file_store.py",
+    ),
+    bug(
+        MEDIA, "each claimed call reads its images again", "services/router/takeover/call_media.py",
+        "if name not in self._files:", "if True:",
+        "tests/unit/router/takeover/test_call_media.py",
+    ),
 )  # fmt: skip

@@ -231,7 +231,7 @@ class MediaUploader:
                 MEDIA_UPLOADS_TOTAL.labels(_outcome_name(reply.outcome)).inc()
                 return reply
             except grpc.aio.AioRpcError as error:
-                MEDIA_UPLOADS_TOTAL.labels("failed").inc()
+                MEDIA_UPLOADS_TOTAL.labels("busy" if isinstance(error_from_rpc(error), Overloaded) else "failed").inc()
                 reported = error_from_rpc(error)
                 if not isinstance(reported, Overloaded) or clock() >= to.deadline:
                     raise classify_upload_error(error) from None

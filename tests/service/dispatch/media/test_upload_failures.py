@@ -12,16 +12,22 @@ from baton.domain.worker import TEXT, WorkerBudgets
 from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.dispatch.dispatcher import MAX_NEED_MEDIA
 from baton.services.router.dispatch.reserve import MAX_ASKING, ReserveLimits
+from baton.telemetry.metrics import REGISTRY
 from tests.service.dispatch.dispatch_world import LIMITS, REQUEST_BYTES, scripted, sequence, tokens
 from tests.service.dispatch.media.vision_world import RED, announce, image, seen, vision
 
 TIMEOUT_S = 10.0
 
 
+def uploads(outcome: str) -> float:
+    return REGISTRY.get_sample_value("baton_media_uploads_total", {"outcome": outcome}) or 0.0
+
+
 async def test_a_worker_without_room_for_an_image_serves_text_and_gets_it_later():
     async with vision() as w:
         media = w.prefill.media
         media.errors = [Overloaded("no room") for _ in range(1000)]
+        before = uploads("busy"), uploads("failed")
         running = asyncio.create_task(w.generate(seen("a", RED)))
         async with asyncio.timeout(TIMEOUT_S):
             await media.arrived.wait()
@@ -29,6 +35,7 @@ async def test_a_worker_without_room_for_an_image_serves_text_and_gets_it_later(
             assert not running.done()
             media.errors.clear()
             assert tokens(await running) == scripted(5)
+        assert (uploads("busy") > before[0], uploads("failed")) == (True, before[1])
         assert [request.id.attempt for request in w.prefill.requests] == [1, 1]
 
 
