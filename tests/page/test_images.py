@@ -191,10 +191,13 @@ async def test_text_is_pasted_though_there_is_a_picture_of_it(opened: Opener, im
 async def test_a_file_that_is_dropped_elsewhere_does_not_replace_the_page(
     opened: Opener, router: LiveRouter, image_router: LiveRouter
 ):
+    from playwright.async_api import expect
+
     for page, place in (
         (await open_chat(opened, image_router), ".params"),
         (await opened("#/chat", url=router.url), ".messages"),
     ):
+        await expect(page.locator("#message")).to_be_visible()
         for kind in ("dragover", "drop"):
             assert await give(page, kind, "a.png", coloured("red"), place=place)
             assert not await give(page, kind, "", place=place, texts={"text/plain": "hello"}), "text is dropped as ever"

@@ -1,6 +1,6 @@
 // Images of the next message: chosen, pasted or dropped, and sent as data: URLs. What the router refuses, it explains.
 import { json } from "./client.js";
-import { html, useCallback, useEffect, useRef, useState } from "./preact.js";
+import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
 // As in the router, which counts those of the whole chat. What is beyond them is not read: its base64 would fill the memory.
@@ -90,7 +90,7 @@ function ignore(event) {
 /** Handlers of the place where files are dropped; none while images are not served. */
 export function useDrop(takesImages, add) {
   const [over, setOver] = useState(false);
-  useEffect(() => {
+  useLayoutEffect(() => { // from the first moment that the chat is seen
     const kinds = ["dragover", "drop"];
     for (const kind of kinds) addEventListener(kind, ignore);
     return () => { for (const kind of kinds) removeEventListener(kind, ignore); };
