@@ -32,11 +32,18 @@ class LaunchPlan:
     router_url: str
     prefill_metrics: tuple[str, ...]
     decode_metrics: tuple[str, ...]
+    encode_metrics: tuple[str, ...]
     router_metrics: str
     page: bool = True
     """The router serves the page at `/`."""
     own_key: str | None = field(default=None, repr=False)
     """An API key for the smoke request, if the router requires one."""
+
+    @property
+    def worker_metrics(self) -> dict[str, str]:
+        """Addresses of the workers' metrics, each with the worker's name."""
+        by_role = {"prefill": self.prefill_metrics, "decode": self.decode_metrics, "encode": self.encode_metrics}
+        return {url: f"{role}-{number}" for role, urls in by_role.items() for number, url in enumerate(urls)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ def make_plan(
         router_url=f"http://{callable_host(settings.host)}:{port}",
         prefill_metrics=tuple(metrics[: settings.prefill]),
         decode_metrics=tuple(metrics[settings.prefill : settings.prefill + settings.decode]),
+        encode_metrics=tuple(metrics[settings.prefill + settings.decode :]),
         router_metrics=f"http://{callable_host(settings.host)}:{admin_port}/metrics",
         page=settings.ui is not False,
         own_key=keys.key if keys is not None else None,

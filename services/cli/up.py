@@ -150,9 +150,7 @@ async def _smoke_test(plan: LaunchPlan, split: bool, exit_watch: asyncio.Task[Ch
     headers = {"authorization": f"Bearer {plan.own_key}"} if plan.own_key is not None else {}
     async with httpx2.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False, headers=headers) as client:
         with console.status(f"starting {len(plan.commands)} processes"):
-            await smoke_request.wait_until_ready(
-                client, plan.router_url, (*plan.prefill_metrics, *plan.decode_metrics), stopped
-            )
+            await smoke_request.wait_until_ready(client, plan.router_url, tuple(plan.worker_metrics), stopped)
         with console.status("sending a first request"):
             model = await smoke_request.model_served(client, plan.router_url)
             moved = await smoke_request.send_smoke_request(
@@ -168,10 +166,7 @@ async def _smoke_test(plan: LaunchPlan, split: bool, exit_watch: asyncio.Task[Ch
 def _welcome(plan: LaunchPlan, model: str, *, chats: bool, kernels: str) -> str:
     """The banner: what to open first, then what to read, and a first request that this model can answer."""
     url = plan.router_url
-    workers = [f"prefill-{number}" for number in range(len(plan.prefill_metrics))]
-    workers += [f"decode-{number}" for number in range(len(plan.decode_metrics))]
-    addresses = (plan.router_metrics, *plan.prefill_metrics, *plan.decode_metrics)
-    metrics = dict(zip(addresses, ("router", *workers), strict=True))
+    metrics = {plan.router_metrics: "router", **plan.worker_metrics}
     width = max(map(len, metrics))
     return "\n".join(
         (

@@ -119,6 +119,18 @@ def test_without_prefill_workers_decode_workers_prefill_for_themselves(served):
         UpSettings(prefill=0)
 
 
+def test_encode_workers_are_started_and_waited_for_like_others(served):
+    plan = make_plan(UpSettings(encode=2, port=0), SHARED, cores=[0, 1])
+    assert [command.name for command in plan.commands] == ["prefill-0", "decode-0", "encode-0", "encode-1", "router"]
+    for command in plan.commands:
+        assert run(command.arguments[3:]) == 0
+    ports = {settings.metrics_port: name for name, settings in served.values() if name != "router"}
+    assert {url.rsplit(":", 1)[1]: name.split("-")[0] for url, name in plan.worker_metrics.items()} == {
+        f"{port}/metrics": name for port, name in ports.items()
+    }
+    assert [*plan.worker_metrics.values()] == ["prefill-0", "decode-0", "encode-0", "encode-1"]
+
+
 def test_a_busy_port_is_found_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

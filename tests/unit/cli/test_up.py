@@ -52,7 +52,7 @@ def plan_of(flaws: str, **extra: str) -> LaunchPlan:
     commands = [ChildCommand(name, (sys.executable, "-c", program), {}) for name, program in extra.items()]
     commands.append(ChildCommand("router", (sys.executable, str(TINY), str(port), flaws), {}))
     url = f"http://127.0.0.1:{port}"
-    return LaunchPlan(tuple(commands), url, (), (f"{url}/metrics",), f"{url}/metrics")
+    return LaunchPlan(tuple(commands), url, (), (f"{url}/metrics",), (), f"{url}/metrics")
 
 
 async def run(plan: LaunchPlan, tmp_path: Path, start_timeout_s: float = DEADLINE_S) -> int:
