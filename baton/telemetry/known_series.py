@@ -30,7 +30,7 @@ _ATTEMPT_PHASES = ("queued", "reserved", "prefilling", "sealed", "decoding")
 
 
 def start_series(version: str, role: str, model: str, *, vllm_names: bool = False) -> None:
-    """Shows this build and every known label set of the role's counters. `role`: router, prefill or decode.
+    """Shows this build and every known label set of the role's counters. `role`: router, or a worker's.
 
     `vllm_names`: show some metrics under vLLM's names, too; at most once a process.
     """
@@ -73,6 +73,8 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     for kind in ("incarnation", "prefill" if role == "prefill" else "renew"):
         yield metrics.STALE_MESSAGES_TOTAL, (kind,)
     yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
+    if role in ("prefill", "encode"):
+        yield metrics.INTEGRITY_FAILURES_TOTAL, ("embedding",)
     if role == "prefill":
         yield metrics.CACHED_TOKENS_TOTAL, (role, "peer")
         for source in ("prefill", "decode"):

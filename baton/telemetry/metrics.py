@@ -278,7 +278,7 @@ COMMIT_TOTAL = Counter(
 )
 INTEGRITY_FAILURES_TOTAL = Counter(
     "baton_integrity_failures",
-    "Pages that did not match their digest: pulled (page_digest) or here (pool_page).",
+    "What did not match its digest: pages pulled (page_digest) or here (pool_page), images' rows (embedding).",
     ["kind"],
     registry=REGISTRY,
 )

@@ -71,8 +71,7 @@ class EncodeLoop:
         scheduler, now = self._scheduler, monotonic_s()
         match command:
             case FindMedia(key, found):
-                item = scheduler.store.find(key)
-                scheduler.store.keep(key, now)
+                item = scheduler.store.find(key)  # it is the most recently used now, and no longer kept
                 found.send(None if item is None else (item.num_rows, item.grid))
             case HoldMedia(key, item, held):
                 num_evicted = scheduler.store.num_evicted

@@ -4,8 +4,9 @@ An image's life here:
 
     not held --hold--> waiting --next_batch--> encoding --commit--> published --evicted--> not held
 
-A pull leases its image: it is not evicted until the pull is closed or its deadline passes. One whose image waits gets
-the embedding at `commit`. One whose image is not held, or cannot be encoded, ends with `NeedMedia`.
+An image that came is kept for its first pull, for `KEEP_S` at most. A pull leases its image: it is not evicted until
+the pull is closed or its deadline passes. One whose image waits gets the embedding at `commit`. One whose image is not
+held, or cannot be encoded, ends with `NeedMedia`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class EncodeScheduler:
         if item is None:
             return [RefusePull(lease, _missing(key))]
         self.store.pin(lease, (key,))
+        self.store.end_keep((key,))  # it was kept for this pull, whose lease keeps it from now on
         self._leases[lease] = _Lease(key, deadline)
         if item.rows is None:
             self._waiting.setdefault(key, item.num_rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
-from baton.domain.errors import BatonError, Draining, InvalidRequest, LinkBroken, Overloaded
+from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, LinkBroken, Overloaded
 from baton.domain.media.span import IDENTITY_BYTES
 from baton.engine.mailbox import Mailbox
 from baton.engine.media.exported_embedding import ExportedEmbedding, split_parts
@@ -23,6 +24,8 @@ from baton.worker.request_validator import MAX_NAME_CHARS, clamp_duration
 
 RETRY_S = 0.5
 MAX_PULL_S = 60.0
+MAX_PULLS = 256
+"""Pulls that are open at once."""
 GRACE_S = 1.0
 """Time after a pull's deadline that it waits for the engine to report it."""
 
@@ -44,6 +47,8 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
         self._fingerprint = fingerprint
         self._is_draining = is_draining
         self._leases = itertools.count(1)
+        self.num_pulls = 0
+        """Pulls that are open."""
 
     async def PutMedia(
         self, requests: AsyncIterator[prefill_pb2.PutMediaRequest], context: _Context
@@ -57,27 +62,43 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
         self, request: encode_pb2.PullEmbeddingRequest, context: _Context
     ) -> AsyncGenerator[encode_pb2.EmbeddingPart, None]:
         """See encode.proto."""
-        lease, outcome = next(self._leases), "pull_failed"
+        lease, outcome, clock = next(self._leases), "pull_failed", asyncio.get_running_loop().time
+        self.num_pulls += 1
         try:
-            item = await self._open(request, lease)
+            timeout_s = self._check(request, context)
+            end = clock() + timeout_s
+            item = await self._open(request, lease, timeout_s)
             assert item.rows is not None
             yield encode_pb2.EmbeddingPart(header=_header(item, item.rows))
             for part in split_parts(item.rows.data):
+                if clock() >= end:
+                    raise DeadlineExceeded("the embedding was not read in time")
                 yield encode_pb2.EmbeddingPart(data=bytes(part))
             outcome = "exported"
         except BatonError as error:
             await codec.abort(context, error)
         finally:
+            self.num_pulls -= 1
             metrics.MEDIA_TOTAL.labels(outcome).inc()
             self._mailbox.put(ClosePull(lease))
 
-    async def _open(self, request: encode_pb2.PullEmbeddingRequest, lease: int) -> HeldMedia[Any, ExportedEmbedding]:
-        """The leased image, once it is encoded. Raises `BatonError`."""
+    def _check(self, request: encode_pb2.PullEmbeddingRequest, context: _Context) -> float:
+        """The time of the pull, in s. gRPC ends the call of a reader that stops. Raises `BatonError`."""
         if len(request.identity) != IDENTITY_BYTES or len(request.salt) > MAX_NAME_CHARS:
             raise InvalidRequest("an image has an identity of 16 bytes, and a short salt", param="media")
         if request.fingerprint != self._fingerprint:
             raise LinkBroken("embeddings of this worker are others than the caller's: weights or versions differ")
-        timeout_s = min(MAX_PULL_S, clamp_duration(request.deadline_s, "deadline_s") or MAX_PULL_S)
+        left_s = context.time_remaining()
+        if left_s is None or left_s > MAX_PULL_S + GRACE_S:
+            raise InvalidRequest(f"a call for an embedding ends within {MAX_PULL_S:g} s", param="deadline")
+        if self.num_pulls > MAX_PULLS:
+            raise Overloaded("too many embeddings are pulled here at once", retry_after_s=RETRY_S)
+        return min(MAX_PULL_S, clamp_duration(request.deadline_s, "deadline_s") or MAX_PULL_S)
+
+    async def _open(
+        self, request: encode_pb2.PullEmbeddingRequest, lease: int, timeout_s: float
+    ) -> HeldMedia[Any, ExportedEmbedding]:
+        """The leased image, once it is encoded. Raises `BatonError`."""
         reply: Reply[HeldMedia[Any, ExportedEmbedding]] = Reply()
         if not self._mailbox.try_put(OpenPull(lease, (request.salt, request.identity), timeout_s, reply)):
             raise Overloaded("this encode worker's mailbox is full", retry_after_s=RETRY_S)

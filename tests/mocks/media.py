@@ -19,7 +19,7 @@ class MockMedia:
     """Holds files, until a test forgets them. `outcomes`: of the next uploads; HELD after them.
 
     `errors`: of the next uploads, which they end. `num_forgotten`: of the next uploads, evicted at once. `hangs`: an
-    upload never ends. `sources`: what the encode workers hold, by their incarnation.
+    upload never ends. `holds_pulls`: a pull never ends. `sources`: what the encode workers hold, by their incarnation.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,8 @@ class MockMedia:
         self.num_pulled = 0
         self.num_forgotten = 0
         self.hangs = False
+        self.holds_pulls = False
+        self.pull_begun, self.pull_ended = asyncio.Event(), asyncio.Event()
         self.arrived = asyncio.Event()
 
     async def put(
@@ -47,6 +49,12 @@ class MockMedia:
         if outcome != prefill_pb2.MEDIA_OUTCOME_HELD:
             return prefill_pb2.PutMediaResponse(outcome=outcome, message="is damaged")  # type: ignore[arg-type]
         if header.HasField("source"):
+            if self.holds_pulls:
+                self.pull_begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.pull_ended.set()
             return self._pull(header)
         await send_go_ahead(context)
         data = b"".join([request.data async for request in requests])

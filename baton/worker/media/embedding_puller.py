@@ -7,7 +7,7 @@ told, and has the image encoded elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -84,8 +84,13 @@ class EmbeddingPuller:
         self._fingerprint = fingerprint
         self._device = device
 
-    async def pull(self, header: prefill_pb2.MediaHeader, timeout_s: float) -> PulledEmbedding:
-        """The embedding of the image of `header` from its source. Raises `EmbeddingLost`."""
+    async def pull(
+        self, header: prefill_pb2.MediaHeader, timeout_s: float, take_room: Callable[[], None]
+    ) -> PulledEmbedding:
+        """The embedding of the image of `header` from its source. Raises `EmbeddingLost`.
+
+        Calls `take_room` when it is encoded, before its bytes are read; what that raises ends the pull.
+        """
         source = header.source
         record = await self._encoders.find(WorkerId(source.worker_id), Incarnation(source.incarnation))
         stub = self._channels.stub(EncodeStub, record.address, record.incarnation)
@@ -98,7 +103,7 @@ class EmbeddingPuller:
         )
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._read(header, stub.PullEmbedding(request, timeout=timeout_s))
+                return await self._read(header, stub.PullEmbedding(request, timeout=timeout_s), take_room)
         except grpc.aio.AioRpcError as error:
             raise EmbeddingLost(f"{record.id}: {error_from_rpc(error).log_text}") from None
         except TimeoutError:
@@ -108,6 +113,7 @@ class EmbeddingPuller:
         self,
         header: prefill_pb2.MediaHeader,
         call: grpc.aio.UnaryStreamCall[encode_pb2.PullEmbeddingRequest, encode_pb2.EmbeddingPart],
+        take_room: Callable[[], None],
     ) -> PulledEmbedding:
         try:
             first: encode_pb2.EmbeddingPart | None = await anext(aiter(call), None)
@@ -118,6 +124,9 @@ class EmbeddingPuller:
             num_parts = ceil_div(num_bytes, PART_BYTES)
             if (found.num_rows, found.num_bytes, len(found.digests)) != (header.num_rows, num_bytes, num_parts):
                 raise EmbeddingLost(f"it has {found.num_rows} rows in {found.num_bytes} bytes there")
+            if (found.grid_height, found.grid_width) != (header.grid_height, header.grid_width):
+                raise EmbeddingLost(f"its grid is {found.grid_height} by {found.grid_width} there")
+            take_room()
             data = bytearray()
             async for part in call:
                 data += _checked(part, found.digests, len(data), num_bytes)
@@ -125,7 +134,10 @@ class EmbeddingPuller:
             call.cancel()
         if len(data) != num_bytes:
             raise EmbeddingLost("the embedding was cut short")
-        embedding = await asyncio.to_thread(self._format.from_bytes, data, found.num_rows, self._device)
+        try:
+            embedding = await asyncio.to_thread(self._format.from_bytes, data, found.num_rows, self._device)
+        except (RuntimeError, ValueError, MemoryError) as error:  # of torch, as on a device without memory
+            raise EmbeddingLost(f"no tensor can be made of it: {repr(error)[:200]}") from None
         grid = MediaGrid(found.grid_height, found.grid_width) if found.grid_height else None
         return PulledEmbedding(embedding, found.num_rows, grid)
 

@@ -164,21 +164,24 @@ class MediaReceiver:
         if num_bytes > self._limits.max_held_bytes:
             message = f"takes {num_bytes} bytes in this worker, which holds {self._limits.max_held_bytes}"
             raise _Outcome(pb.MEDIA_OUTCOME_TOO_LARGE, message)
-        if self._open_bytes and self._open_bytes + num_bytes > self._limits.max_open_bytes:
-            raise Overloaded("too many bytes of images arrive here at once", retry_after_s=RETRY_S)
-        self._open_bytes += num_bytes
-        try:
-            if self.puller is None:
-                raise EmbeddingLost("this worker pulls no embeddings")
-            pulled = await self.puller.pull(header, end - asyncio.get_running_loop().time())
+        with contextlib.ExitStack() as charge:
+
+            def take_room() -> None:  # not before: pulls that wait for an encode worker have no bytes
+                if self._open_bytes and self._open_bytes + num_bytes > self._limits.max_open_bytes:
+                    raise Overloaded("too many bytes of images arrive here at once", retry_after_s=RETRY_S)
+                self._open_bytes += num_bytes
+                charge.callback(self._release, num_bytes)
+
+            try:
+                if self.puller is None:
+                    raise EmbeddingLost("this worker pulls no embeddings")
+                pulled = await self.puller.pull(header, end - asyncio.get_running_loop().time(), take_room)
+            except EmbeddingLost as error:
+                log.warning("embedding_not_pulled", source=header.source.worker_id, why=str(error)[:200])
+                raise _Outcome(pb.MEDIA_OUTCOME_SOURCE_LOST, "is not held by the encode worker") from None
             metrics.MEDIA_TOTAL.labels("pulled").inc()
             item: HeldMedia[Any, Any] = HeldMedia(None, pulled.num_rows, pulled.grid, 0, num_bytes, pulled.embedding)
             return await self._give(header, item)
-        except EmbeddingLost as error:
-            log.warning("embedding_not_pulled", source=header.source.worker_id, why=str(error)[:200])
-            raise _Outcome(pb.MEDIA_OUTCOME_SOURCE_LOST, "is not held by the encode worker") from None
-        finally:
-            self._release(num_bytes)
 
     async def _read_until(
         self, end: float, header: pb.MediaHeader, requests: AsyncIterator[pb.PutMediaRequest], context: Any

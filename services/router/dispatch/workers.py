@@ -165,21 +165,21 @@ class WorkerSet:
         return not fingerprint or any(pair.matches(fingerprint) for pair in self._eligible_pairs())
 
     def encodes(self, processor: str) -> bool:
-        """True when a linked pair serves images of this processor."""
+        """True when a linked pair serves images of this processor, also one whose encode workers are suspected."""
         return bool(self.encoders(processor))
 
     def encoders(self, processor: str) -> frozenset[Incarnation]:
         """The prefill workers that encode images with this processor, or have them encoded."""
         pairs = [pair for pair in self._eligible_pairs() if pair.encodes(processor)]
-        return frozenset(pair.prefill.incarnation for pair in pairs if self._finds_encoder(pair))
+        prefills = [pair.prefill for pair in pairs]
+        return frozenset(one.incarnation for one in prefills if has_tower(one) or self._makers(one))
 
     def encode_workers(self, prefill: WorkerRecord) -> list[WorkerRecord]:
         """The encode workers that take images for a prefill worker now."""
-        found = [one for one in self._records.values() if makes_embeddings(one, prefill) and self._eligible(one)]
-        return [one for one in found if self.absence(one) is WorkerAbsence.NONE]
+        return [one for one in self._makers(prefill) if self.absence(one) is WorkerAbsence.NONE]
 
-    def _finds_encoder(self, pair: Pair) -> bool:
-        return has_tower(pair.prefill) or bool(self.encode_workers(pair.prefill))
+    def _makers(self, prefill: WorkerRecord) -> list[WorkerRecord]:
+        return [one for one in self._records.values() if makes_embeddings(one, prefill) and self._eligible(one)]
 
     def add_listener(self, on_refresh: Callable[[], None]) -> None:
         """Calls `on_refresh` after every read of the registry."""
@@ -198,7 +198,7 @@ class WorkerSet:
                 records.append(self._in_flight.adjust(record, now))
         pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
         if query.processor:
-            pairs = [pair for pair in pairs if self._finds_encoder(pair)]
+            pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]
         self._num_choices += 1
         return choose_pair(pairs, query, self._index, self._num_choices)
 
@@ -281,7 +281,8 @@ class WorkerSet:
 
     def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId | None = None) -> None:
         """Gives no new requests to a worker whose call failed, until its announcement had time to expire."""
-        self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
+        if record.incarnation in self._records:  # else it is lost already, and nothing would remove the entry
+            self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
         log.warning("worker_suspected", worker=record.id, code=reason.code, reason=reason.log_text, **_log_fields(id))
 
     def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:

@@ -63,14 +63,15 @@ def test_an_encoder_of_its_own_gives_the_models_own_tokens(world: World) -> None
 
 
 def test_an_encoder_that_is_killed_while_it_encodes_changes_no_token(world: World) -> None:
-    """It is stopped first, so that the request is on its way there when it dies."""
+    """Its process is stopped as soon as it holds an image of the request, and then killed."""
     cluster, parts = world.cluster, (BEFORE, GREEN, ASKED, YELLOW, ASKED)
     _, own = world.expected(parts)
     encoder = cluster.processes["encode-0"]
-    encoder.popen.send_signal(signal.SIGSTOP)
+    num_held = media(world, "encode-0", "held")
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(world.ask, parts)
-        eventually(lambda: cluster.metric("router-0", "baton_requests_in_state") > 0, 20.0, "the request is under way")
+        eventually(lambda: media(world, "encode-0", "held") > num_held, 20.0, "the encode worker holds an image")
+        encoder.popen.send_signal(signal.SIGSTOP)
         encoder.expected_running = False
         encoder.popen.kill()
         encoder.popen.wait(10.0)

@@ -6,8 +6,8 @@ Its tower adds; its images are one tensor each. So a test knows every embedding.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,10 @@ from baton.engine.thread import EngineThread
 from baton.model.vision.embedding import MediaEmbedding
 from baton.model.vision.image_processor import PreparedImage
 from baton.rpc.channel_pool import ChannelPool
-from baton.rpc.gen import encode_pb2_grpc, prefill_pb2
+from baton.rpc.gen import encode_pb2, encode_pb2_grpc, prefill_pb2
 from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.rpc.media_upload import put_media
-from baton.rpc.server import ServerAuth, start_server
+from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.services.encode.commands import EncodeCommand
 from baton.services.encode.loop import EncodeLoop
 from baton.services.encode.scheduler import EncodeScheduler
@@ -99,6 +99,19 @@ def header(data: bytes, salt: str = "s", source: Incarnation | None = None) -> p
     return made
 
 
+class _SlowServicer(EncodeServicer):
+    """Calls `on_part` behind each message of an embedding."""
+
+    on_part: Callable[[encode_pb2.EmbeddingPart], Awaitable[None]] | None = None
+
+    async def PullEmbedding(self, request: Any, context: Any) -> AsyncGenerator[encode_pb2.EmbeddingPart, None]:
+        async with aclosing(super().PullEmbedding(request, context)) as parts:
+            async for part in parts:
+                yield part
+                if self.on_part is not None:
+                    await self.on_part(part)
+
+
 @dataclass
 class EncodeWorld:
     """`encoder` takes calls. `store`: the encode worker's; `registry` has its record."""
@@ -110,6 +123,8 @@ class EncodeWorld:
     record: WorkerRecord
     channels: ChannelPool
     loop: EncodeLoop
+    server: RunningServer
+    servicer: _SlowServicer
 
     async def put(self, data: bytes, salt: str = "s") -> prefill_pb2.PutMediaResponse:
         return await put_media(self.encoder, header(data, salt), data, TIMEOUT_S)
@@ -131,7 +146,7 @@ async def encode_world(
     thread = EngineThread(loop, "encode", crashes.append)
     limits = media_limits(100, 10, max_bytes)
     receiver = MediaReceiver(_Processor(), PROCESSOR, format.row_bytes, _Decoder(), limits, mailbox.try_put)  # type: ignore[arg-type]
-    servicer = EncodeServicer(mailbox, receiver, FINGERPRINT, lambda: False)
+    servicer = _SlowServicer(mailbox, receiver, FINGERPRINT, lambda: False)
 
     def register(server: grpc.aio.Server) -> None:
         encode_pb2_grpc.add_EncodeServicer_to_server(servicer, server)
@@ -144,7 +159,7 @@ async def encode_world(
     thread.start()
     stub = channels.stub(EncodeStub, address, INCARNATION)
     try:
-        yield EncodeWorld(stub, tower, store, registry, record, channels, loop)
+        yield EncodeWorld(stub, tower, store, registry, record, channels, loop, server, servicer)
         assert not crashes
     finally:
         tower.may_go_on.set()

@@ -124,6 +124,17 @@ def test_a_lease_keeps_its_image_until_it_ends():
     assert scheduler.store.find(key(1)) is None
 
 
+def test_images_that_were_pulled_make_room_at_once():
+    """Ten times as many as there is room for, in no time."""
+    scheduler = scheduler_with()
+    for number in range(1, 51):
+        assert scheduler.hold(key(number), image(), 0.0)
+        encode(scheduler)
+        scheduler.open(number, key(number), 9.0)
+        scheduler.close(number)
+    assert scheduler.store.num_evicted > 0
+
+
 def test_a_pull_ends_at_its_deadline_and_releases_its_image():
     scheduler = scheduler_with(1)
     scheduler.open(1, key(1), 3.0)

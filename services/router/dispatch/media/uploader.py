@@ -7,7 +7,8 @@ need one new image at once share its upload.
 With encode workers the file goes to one of them, and prefill is told where to pull the embedding from:
 
     rank_encoders --(first, then second)--> file to the encode worker --> its name to prefill --> held
-                          `--(both failed, or there is none)--> file to prefill, if it has a tower; else NeedMedia
+                          `--(both failed, or there is none)--> file to prefill, if it has a tower
+                                                                `--(it has none)--> again, after a pause; or NeedMedia
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ from baton.services.router.dispatch.worker_errors import (
     classify_upload_error,
     lost_worker,
 )
-from baton.services.router.dispatch.workers import WorkerSet
+from baton.services.router.dispatch.workers import WorkerAbsence, WorkerSet
 from baton.services.router.generation import MediaFile
 from baton.telemetry.metrics import MEDIA_TOTAL, MEDIA_UPLOAD_BYTES_TOTAL, MEDIA_UPLOADS_TOTAL
 
 MAX_ENCODERS = 2
 """Encode workers that are tried for an image before the prefill worker's own tower."""
+
+MAX_LOST = 4
+"""Rounds of one attempt in which encode workers fail an image, and none says that it is busy. The next attempt is
+placed anew."""
 
 MAX_ENCODE_S = 30.0
 """Longest wait for an encode worker, if that is less than half of what is left of the deadline."""
@@ -52,12 +57,23 @@ MAX_CONCURRENT = 4
 
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 2.0
-"""Pause before a file is sent again to a worker that has no room for it now. It doubles: the whole file is sent."""
+"""Pause before a file is sent again to workers that have no room for it now. It doubles: the whole file is sent."""
 
 _Held = tuple[Incarnation, str, bytes]
 """Worker process, salt and identity."""
 
+_DOUBTED = (prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS)
+"""Said by an encode worker, whose limits and libraries are its own. Only `unreadable` ends a request at once."""
+
 _REFUSED = (prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_UNREADABLE)
+
+
+@dataclass(slots=True)
+class _EncodeResult:
+    """What the encode workers that did not give an image said. `refusal`: of one that another way may not confirm."""
+
+    is_busy: bool = False
+    refusal: prefill_pb2.PutMediaResponse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +173,29 @@ class MediaUploader:
 
     async def _deliver(self, to: _Delivery) -> prefill_pb2.PutMediaResponse:
         """Has the image encoded elsewhere, or sends it. Returns the prefill worker's reply, or a file's refusal."""
-        encoders = rank_encoders(self._workers.encode_workers(to.worker), to.file.identity)[:MAX_ENCODERS]
-        for encoder in encoders:
-            reply = await self._encode_at(encoder, to)
-            MEDIA_TOTAL.labels("encoder_failed" if reply is None else "encoder_used").inc()
-            if reply is not None:
-                return reply
-        if has_tower(to.worker):
-            return await self._send(to)
-        missing = NeedMedia(f"no encode worker takes an image for {to.worker.id}", (to.file.identity,))
-        raise AttemptFailure(missing, FaultSource.NOTHING)
+        clock, pause_s, num_lost = asyncio.get_running_loop().time, MIN_RETRY_S, 0
+        while True:
+            said = _EncodeResult()
+            encoders = rank_encoders(self._workers.encode_workers(to.worker), to.file.identity)[:MAX_ENCODERS]
+            for encoder in encoders:
+                reply = await self._encode_at(encoder, to, said)
+                MEDIA_TOTAL.labels("encoder_failed" if reply is None else "encoder_used").inc()
+                if reply is not None:
+                    return reply
+            if has_tower(to.worker):
+                return await self._send(to)
+            num_lost += not said.is_busy
+            if said.refusal is not None and not said.is_busy:
+                return said.refusal
+            if not encoders or num_lost == MAX_LOST or clock() >= to.deadline:
+                missing = NeedMedia(f"no encode worker takes an image for {to.worker.id}", (to.file.identity,))
+                raise AttemptFailure(missing, FaultSource.NOTHING)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_RETRY_S)
 
-    async def _encode_at(self, encoder: WorkerRecord, to: _Delivery) -> prefill_pb2.PutMediaResponse | None:
+    async def _encode_at(
+        self, encoder: WorkerRecord, to: _Delivery, said: _EncodeResult
+    ) -> prefill_pb2.PutMediaResponse | None:
         """The reply of prefill once the encode worker has the image, or a file's refusal. None: it is no use now."""
         key, name = (encoder.incarnation, to.salt, to.file.identity), prefill_pb2.EmbeddingSource()
         name.worker_id, name.incarnation = encoder.id, encoder.incarnation
@@ -177,20 +204,53 @@ class MediaUploader:
             try:
                 reply = await self._share(key, lambda: self._put(encoder, to))
             except AttemptFailure as failure:
-                if not failure.unready:
+                if failure.unready:
+                    said.is_busy = True
+                elif self._is_present(encoder):
                     self._workers.suspect(encoder, failure.error)
                 return None
+            if reply is not None and reply.outcome == prefill_pb2.MEDIA_OUTCOME_UNREADABLE:
+                return reply
             if reply is not None and reply.outcome != prefill_pb2.MEDIA_OUTCOME_HELD:
-                return None if reply.outcome == prefill_pb2.MEDIA_OUTCOME_OTHER_PROCESSOR else reply
-            pulled = await self._send(to, name)
-            if pulled.outcome != prefill_pb2.MEDIA_OUTCOME_SOURCE_LOST:
+                if reply.outcome in _DOUBTED:
+                    said.refusal = reply
+                return None
+            pulled = await self._name(encoder, to, name)
+            if pulled is None or pulled.outcome != prefill_pb2.MEDIA_OUTCOME_SOURCE_LOST:
                 return pulled
             self._held.pop(key, None)
             if not was_known:  # else it may have been evicted there since
                 return None
 
+    def _is_present(self, encoder: WorkerRecord) -> bool:
+        return self._workers.absence(encoder) is WorkerAbsence.NONE
+
+    async def _name(
+        self, encoder: WorkerRecord, to: _Delivery, name: prefill_pb2.EmbeddingSource
+    ) -> prefill_pb2.PutMediaResponse | None:
+        """Has prefill pull the embedding. None, and prefill is told to stop, once the encode worker is lost."""
+        if not self._is_present(encoder):
+            return None
+        pulling = asyncio.create_task(self._send(to, name), name="pull-embedding")
+
+        def stop() -> None:
+            pulling.cancel()
+
+        unwatch = self._workers.watch(encoder.incarnation, stop)
+        try:
+            return await pulling
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return None
+        finally:
+            unwatch()
+
     async def _put(self, encoder: WorkerRecord, to: _Delivery) -> prefill_pb2.PutMediaResponse:
         """Sends the file to an encode worker, once. Raises `AttemptFailure`; `unready` if the worker says so itself."""
+        if not self._is_present(encoder):  # it failed another request, whose upload this one has waited for
+            raise AttemptFailure(WorkerLost(f"encode {encoder.id} is left alone now"), FaultSource.NOTHING)
         timeout_s = to.encode_s()
         data, header = _encode(to.file, to.salt, timeout_s)
         try:

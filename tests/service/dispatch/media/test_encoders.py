@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.domain.errors import Draining, InvalidRequest, NoWorkers, Overloaded, WorkerLost
+from baton.domain.ids import Incarnation
 from baton.domain.worker import CAPABILITIES, EMBEDDINGS, NO_TOWER, LinkRecord, WorkerRecord, WorkerStatus
 from baton.rpc.gen import prefill_pb2
 from baton.services.router.dispatch.media import uploader
@@ -66,7 +67,7 @@ async def encoders(
             await w.announce()
             yield w
         finally:
-            await asyncio.gather(*(encoder.stop() for encoder in found))
+            await asyncio.gather(*(encoder.stop() for encoder in {*found, *w.encoders}))
 
 
 def _announce_vision(prefill: MockPrefill) -> None:
@@ -169,6 +170,39 @@ async def test_an_encode_worker_that_hangs_costs_a_bounded_time(monkeypatch: pyt
         assert w.bytes_at_prefill() == 1
 
 
+@pytest.mark.parametrize("outcome", [prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS])
+async def test_what_an_encode_worker_alone_refuses_is_encoded_by_prefill(outcome):
+    async with encoders() as w:
+        w.encoders[0].media.outcomes.append(outcome)
+        await w.ask("a", RED)
+        assert w.bytes_at_prefill() == 1
+
+
+@pytest.mark.parametrize("outcome", [prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS])
+async def test_what_all_ways_refuse_is_the_clients_mistake(outcome):
+    async with encoders(capabilities=(EMBEDDINGS, NO_TOWER)) as w:
+        w.encoders[0].media.outcomes.append(outcome)
+        with pytest.raises(InvalidRequest, match="the image"):
+            await w.base.generate(seen("a", RED))
+
+
+@pytest.mark.parametrize("capabilities", [(EMBEDDINGS,), (EMBEDDINGS, NO_TOWER)], ids=["tower", "no tower"])
+async def test_an_encode_worker_lost_during_a_pull_is_left(capabilities):
+    async with encoders(capabilities=capabilities) as w:
+        w.prefill.media.holds_pulls = True
+        asked = asyncio.create_task(w.ask("a", RED))
+        async with asyncio.timeout(10):
+            await w.prefill.media.pull_begun.wait()
+            w.prefill.media.holds_pulls = False
+            old, new = w.encoders[0], MockEncode(w.encoders[0].id, PROCESSOR, VISION)
+            await new.start()
+            await w.base.cluster.registry.withdraw(old.record().id, old.incarnation)
+            w.encoders[0] = new
+            await w.announce()
+            await asyncio.gather(asked, w.prefill.media.pull_ended.wait())
+        assert (w.bytes_at_prefill(), w.prefill.media.num_pulled) == ((0, 1) if NO_TOWER in capabilities else (1, 0))
+
+
 async def test_a_refused_file_is_the_clients_mistake():
     async with encoders() as w:
         w.encoders[0].media.outcomes.append(prefill_pb2.MEDIA_OUTCOME_UNREADABLE)
@@ -207,3 +241,49 @@ async def test_without_a_tower_a_lost_encode_worker_makes_an_answer_late():
         w.encoders[0].media.num_forgotten = 1
         await w.ask("a", RED)
         assert (w.prefill.media.num_pulled, w.bytes_at_prefill()) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [Overloaded("no room"), Draining("drains")])
+async def test_without_a_tower_a_busy_encode_worker_is_asked_on(error, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(uploader, "MAX_RETRY_S", 0.01)
+    async with encoders(capabilities=(EMBEDDINGS, NO_TOWER)) as w:
+        w.encoders[0].media.errors = [error] * 20
+        await w.ask("a", RED)
+        assert len(w.encoders[0].media.headers) == 21
+        assert [request.id.attempt for request in w.prefill.requests] == [1]
+
+
+async def test_a_busy_encode_worker_is_asked_less_and_less(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async with encoders(capabilities=(EMBEDDINGS, NO_TOWER)) as w:
+        w.encoders[0].media.errors = [Overloaded("no room")] * 8
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", note)
+            await w.ask("a", RED)
+    grown = [pause for pause in pauses if pause >= uploader.MIN_RETRY_S]
+    assert grown == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+
+
+async def test_a_suspected_encode_worker_still_admits_images():
+    """One failed upload is no reason to tell clients that images are not served."""
+    async with encoders(capabilities=(EMBEDDINGS, NO_TOWER)) as w:
+        w.base.workers.suspect(w.encoders[0].record(), WorkerLost("restarted"))
+        assert w.base.workers.encode_workers(w.prefill.record()) == []
+        assert w.base.workers.encodes(PROCESSOR)
+        w.base.dispatcher.release(w.base.admit(seen("b", BLUE)))
+
+
+async def test_a_lost_encode_worker_leaves_no_suspicion():
+    async with encoders() as w:
+        record = w.encoders[0].record()
+        await w.base.cluster.registry.withdraw(record.id, record.incarnation)
+        await w.base.cluster.registry.announce(replace(record, incarnation=Incarnation(record.incarnation + 1)))
+        await w.base.workers.wait_for_change()
+        w.base.workers.suspect(record, WorkerLost("restarted"))
+        assert record.incarnation not in w.base.workers._suspected_until

@@ -310,14 +310,20 @@ async def test_any_stream_has_an_outcome_or_a_typed_error(parts: list[pb.PutMedi
 
 
 class Puller:
-    """Gives `embedding`, or raises what it is told."""
+    """Gives `result`, or raises it, once the image is encoded and the bytes are here."""
 
     def __init__(self, result: PulledEmbedding | EmbeddingLost) -> None:
         self.result = result
         self.headers: list[pb.MediaHeader] = []
+        self.is_encoded, self.has_bytes = asyncio.Event(), asyncio.Event()
+        self.is_encoded.set()
+        self.has_bytes.set()
 
-    async def pull(self, header: pb.MediaHeader, timeout_s: float) -> PulledEmbedding:
+    async def pull(self, header: pb.MediaHeader, timeout_s: float, take_room: Callable[[], None]) -> PulledEmbedding:
         self.headers.append(header)
+        await self.is_encoded.wait()
+        take_room()
+        await self.has_bytes.wait()
         if isinstance(self.result, EmbeddingLost):
             raise self.result
         return self.result
@@ -366,6 +372,25 @@ async def test_an_embedding_without_room_is_asked_for_again():
     worker.receiver.puller = Puller(PULLED)  # type: ignore[assignment]
     with pytest.raises(Overloaded):
         await worker.put(from_encoder())
+
+
+async def test_pulls_that_wait_for_an_encode_worker_take_no_room():
+    """Many wait on one that hangs. Files go on; the bytes count from when they come."""
+    limits = replace(LIMITS, max_open_bytes=50)  # one embedding, of 32 bytes, or one file
+    worker, puller = Worker(limits=limits), Puller(PULLED)
+    puller.is_encoded.clear()
+    puller.has_bytes.clear()
+    worker.receiver.puller = puller  # type: ignore[assignment]
+    pulls = [asyncio.create_task(worker.put(from_encoder(salt=str(number)))) for number in range(20)]
+    await until(lambda: len(puller.headers) == 20)
+    assert worker.receiver._open_bytes == 0
+    assert (await worker.put(media_parts(header(), FILE)))[0].outcome == pb.MEDIA_OUTCOME_HELD
+    puller.is_encoded.set()
+    await until(lambda: sum(pull.done() for pull in pulls) == 19)
+    assert worker.receiver._open_bytes == 32
+    puller.has_bytes.set()
+    refused = [one for one in await asyncio.gather(*pulls, return_exceptions=True) if isinstance(one, Overloaded)]
+    assert (len(refused), worker.receiver._open_bytes) == (19, 0)
 
 
 async def test_a_worker_without_a_tower_takes_no_files():

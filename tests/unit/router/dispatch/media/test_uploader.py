@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from baton.domain.errors import BatonError, Draining, InvalidRequest, Overloaded, from_code
+from baton.domain.errors import BatonError, Draining, InvalidRequest, Overloaded, WorkerLost, from_code
+from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.media.identity import media_identity
+from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.codec import rpc_error
 from baton.rpc.gen import prefill_pb2
 from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.worker_errors import GRACE_S, AttemptFailure, FaultSource
+from baton.services.router.dispatch.workers import WorkerAbsence
 from baton.services.router.generation import MediaFile
 
 PROCESSOR = "p" * 32
@@ -33,9 +36,20 @@ class Uploads:
         self.timeouts: list[float] = []
         self.open: asyncio.Queue[asyncio.Future[int]] = asyncio.Queue()
         self.uploader = MediaUploader(self)  # type: ignore[arg-type]
+        self.encoders: list[WorkerRecord] = []
+        self.suspected: list[str] = []
 
     def encode_workers(self, prefill: Any) -> list[Any]:
-        return []
+        return [one for one in self.encoders if one.id not in self.suspected]
+
+    def encode_stub(self, worker: Any) -> Any:
+        return self
+
+    def absence(self, worker: Any) -> WorkerAbsence:
+        return WorkerAbsence.SUSPECTED if worker.id in self.suspected else WorkerAbsence.NONE
+
+    def suspect(self, worker: Any, reason: BatonError) -> None:
+        self.suspected.append(worker.id)
 
     def prefill_stub(self, worker: Any) -> Any:
         return self
@@ -47,9 +61,9 @@ class Uploads:
         outcome: Any = await future
         return prefill_pb2.PutMediaResponse(outcome=outcome, message="is damaged")
 
-    def put(self, *data: bytes, in_s: float = 60.0) -> asyncio.Task[None]:
+    def put(self, *data: bytes, in_s: float = 60.0, worker: Any = WORKER) -> asyncio.Task[None]:
         deadline = asyncio.get_running_loop().time() + in_s
-        return asyncio.create_task(self.uploader.put(WORKER, [image(one) for one in data], "", deadline, ()))
+        return asyncio.create_task(self.uploader.put(worker, [image(one) for one in data], "", deadline, ()))
 
     async def end(self, how: int | BatonError = HELD) -> None:
         """Ends the next upload."""
@@ -150,3 +164,16 @@ async def test_failures_of_an_upload_are_those_of_prefill(uploads, code):
         await putting
     assert failed.value.fault_source is FaultSource.PREFILL
     assert not failed.value.blames_link
+
+
+async def test_followers_leave_an_encode_worker_that_failed(uploads):
+    """One file to it, for three prefill workers; then a file to each of those."""
+    record = WorkerRecord(WorkerId("encode-0"), WorkerRole.ENCODE, Incarnation(9), "there", "m", "", 0, 1, 1)
+    uploads.encoders.append(record)
+    workers = [SimpleNamespace(incarnation=number, id=f"prefill-{number}", capabilities=()) for number in range(3)]
+    tasks = [uploads.put(b"red", worker=worker) for worker in workers]
+    await uploads.end(WorkerLost("hangs"))
+    for _ in workers:
+        await uploads.end()
+    await asyncio.gather(*tasks)
+    assert (len(uploads.timeouts), uploads.suspected) == (1 + 3, ["encode-0"])
