@@ -71,7 +71,7 @@ class EncodeLoop:
         scheduler, now = self._scheduler, monotonic_s()
         match command:
             case FindMedia(key, found):
-                item = scheduler.store.find(key)  # it is the most recently used now, and no longer kept
+                item = scheduler.store.find(key)  # used now; the time for which it is kept does not begin anew
                 found.send(None if item is None else (item.num_rows, item.grid))
             case HoldMedia(key, item, held):
                 num_evicted = scheduler.store.num_evicted

@@ -124,19 +124,8 @@ class EncodeScheduler:
     def next_batch(self) -> list[tuple[MediaKey, HeldMedia[Any, ExportedEmbedding]]]:
         """Takes the images of the next step: those that pulls wait for first, in the order of arrival."""
         pulled = {lease.key for lease in self._leases.values()}
-        batch: list[tuple[MediaKey, HeldMedia[Any, ExportedEmbedding]]] = []
-        num_rows = 0
-        for key in sorted(self._waiting, key=lambda one: one not in pulled):
-            item = self.store.find(key)
-            if item is None or item.rows is not None:
-                del self._waiting[key]
-                continue
-            if batch and num_rows + item.num_rows > self._budget_rows:
-                break
-            del self._waiting[key]
-            num_rows += item.num_rows
-            batch.append((key, item))
-        return batch
+        order = sorted(self._waiting, key=lambda one: one not in pulled)
+        return self.store.take_batch(self._waiting, order, self._budget_rows)
 
     def commit(self, keys: Sequence[MediaKey], failed: Sequence[MediaKey]) -> list[EncodeEffect]:
         """Publishes the images of a finished step. Those that have `failed` are forgotten, and end their pulls."""

@@ -97,19 +97,9 @@ class MediaGate:
 
     def next_batch(self) -> list[tuple[MediaKey, HeldMedia[Any, Any]]]:
         """Takes the images of the next step from the queue: the first, and further ones within the budget."""
-        batch: list[tuple[MediaKey, HeldMedia[Any, Any]]] = []
-        num_rows = 0
-        self._encoding.clear()
-        for key in list(self._wanted):
-            item = self.store.find(key)
-            if item is None or item.rows is not None:
-                del self._wanted[key]
-                continue
-            if batch and num_rows + item.num_rows > self._budget_rows:
-                break
-            self._encoding |= self._wanted.pop(key)
-            num_rows += item.num_rows
-            batch.append((key, item))
+        wanted = dict(self._wanted)
+        batch = self.store.take_batch(self._wanted, wanted, self._budget_rows)
+        self._encoding = set().union(*(wanted[key] for key, _ in batch))
         return batch
 
     def on_encoded(self, seconds: float) -> None:

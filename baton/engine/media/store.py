@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from baton.domain.ids import AttemptId
 from baton.domain.media.span import MediaGrid
@@ -131,6 +131,27 @@ class MediaStore(Generic[Inputs, Rows]):
             item = self._held.get(key)
             if item is not None:
                 item.pins.discard(id)
+
+    def take_batch(
+        self, queue: MutableMapping[MediaKey, Any], order: Iterable[MediaKey], budget_rows: int
+    ) -> list[tuple[MediaKey, HeldMedia[Inputs, Rows]]]:
+        """Takes the images of one step out of `queue`: the first in `order`, and further ones within `budget_rows`.
+
+        Those that are no longer held, or are encoded, leave the queue, too.
+        """
+        batch: list[tuple[MediaKey, HeldMedia[Inputs, Rows]]] = []
+        num_rows = 0
+        for key in order:
+            item = self.find(key)
+            if item is None or item.rows is not None:
+                del queue[key]
+                continue
+            if batch and num_rows + item.num_rows > budget_rows:
+                break
+            del queue[key]
+            num_rows += item.num_rows
+            batch.append((key, item))
+        return batch
 
     def on_encoded(self, key: MediaKey, rows: Rows) -> None:
         """Takes the embedding of a held image in place of its inputs. Ignores one that was dropped."""

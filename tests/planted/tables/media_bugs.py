@@ -68,9 +68,9 @@ MEDIA_BUGS = (
         "tests/unit/prefill/test_media_gate.py",
     ),
     bug(
-        MEDIA, "a step encodes all images that wait", GATE,
-        "if batch and num_rows + item.num_rows > self._budget_rows:", "if False:",
-        "tests/unit/prefill/test_media_gate.py",
+        MEDIA, "a step encodes all images that wait", STORE,
+        "if batch and num_rows + item.num_rows > budget_rows:", "if False:",
+        "tests/unit/prefill/test_media_gate.py tests/unit/encode/test_scheduler.py",
     ),
     bug(
         MEDIA, "an image of which the tower made nothing stays", GATE,

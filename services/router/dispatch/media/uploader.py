@@ -175,18 +175,18 @@ class MediaUploader:
         """Has the image encoded elsewhere, or sends it. Returns the prefill worker's reply, or a file's refusal."""
         clock, pause_s, num_lost = asyncio.get_running_loop().time, MIN_RETRY_S, 0
         while True:
-            said = _EncodeResult()
+            result = _EncodeResult()
             encoders = rank_encoders(self._workers.encode_workers(to.worker), to.file.identity)[:MAX_ENCODERS]
             for encoder in encoders:
-                reply = await self._encode_at(encoder, to, said)
+                reply = await self._encode_at(encoder, to, result)
                 MEDIA_TOTAL.labels("encoder_failed" if reply is None else "encoder_used").inc()
                 if reply is not None:
                     return reply
             if has_tower(to.worker):
                 return await self._send(to)
-            num_lost += not said.is_busy
-            if said.refusal is not None and not said.is_busy:
-                return said.refusal
+            num_lost += not result.is_busy
+            if result.refusal is not None and not result.is_busy:
+                return result.refusal
             if not encoders or num_lost == MAX_LOST or clock() >= to.deadline:
                 missing = NeedMedia(f"no encode worker takes an image for {to.worker.id}", (to.file.identity,))
                 raise AttemptFailure(missing, FaultSource.NOTHING)
@@ -194,7 +194,7 @@ class MediaUploader:
             pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     async def _encode_at(
-        self, encoder: WorkerRecord, to: _Delivery, said: _EncodeResult
+        self, encoder: WorkerRecord, to: _Delivery, result: _EncodeResult
     ) -> prefill_pb2.PutMediaResponse | None:
         """The reply of prefill once the encode worker has the image, or a file's refusal. None: it is no use now."""
         key, name = (encoder.incarnation, to.salt, to.file.identity), prefill_pb2.EmbeddingSource()
@@ -205,7 +205,7 @@ class MediaUploader:
                 reply = await self._share(key, lambda: self._put(encoder, to))
             except AttemptFailure as failure:
                 if failure.unready:
-                    said.is_busy = True
+                    result.is_busy = True
                 elif self._is_present(encoder):
                     self._workers.suspect(encoder, failure.error)
                 return None
@@ -213,7 +213,7 @@ class MediaUploader:
                 return reply
             if reply is not None and reply.outcome != prefill_pb2.MEDIA_OUTCOME_HELD:
                 if reply.outcome in _DOUBTED:
-                    said.refusal = reply
+                    result.refusal = reply
                 return None
             pulled = await self._name(encoder, to, name)
             if pulled is None or pulled.outcome != prefill_pb2.MEDIA_OUTCOME_SOURCE_LOST:
@@ -291,8 +291,8 @@ class MediaUploader:
                 MEDIA_UPLOADS_TOTAL.labels(_outcome_name(reply.outcome)).inc()
                 return reply
             except grpc.aio.AioRpcError as error:
-                MEDIA_UPLOADS_TOTAL.labels("busy" if isinstance(error_from_rpc(error), Overloaded) else "failed").inc()
                 reported = error_from_rpc(error)
+                MEDIA_UPLOADS_TOTAL.labels("busy" if isinstance(reported, Overloaded) else "failed").inc()
                 if not isinstance(reported, Overloaded) or clock() >= to.deadline:
                     raise classify_upload_error(error) from None
                 pause_s = min(max(reported.retry_after_s or 0.0, 2 * pause_s), MAX_RETRY_S)
