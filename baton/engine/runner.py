@@ -159,7 +159,7 @@ class ModelRunner:
         logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds, capture)
         if self._drafts is not None:
             own_positions = [at for row in rows for at in range(row.start, row.start + len(row.tokens))]
-            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture)
+            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture, embeds)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         specs = check_rows(specs, masks, logits.shape[-1])
         return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks

@@ -36,7 +36,8 @@ class Drafter(Protocol):
     def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
         """A row joins with `tokens`, prompt and output. They must be copied: the caller's list grows.
 
-        Rows of another `salt` must not profit from them: it tells tenants apart.
+        Rows of another `salt` must not profit from them: it tells tenants apart. One negative token stands for the
+        rows of an image, another for those of the next one: proposals are cut before it.
         """
         ...
 

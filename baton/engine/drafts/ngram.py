@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from baton.domain.ids import AttemptId
 from baton.engine.drafts.base import NO_PROPOSAL, Proposal
+from baton.engine.drafts.hidden_media import last_text
 from baton.engine.drafts.store import SuffixStore
 from baton.engine.drafts.suffix_automaton import SuffixAutomaton, SuffixIndex
 
@@ -65,7 +66,7 @@ class NGramDrafter:
         """See `Drafter.begin`. Copies the tokens; later steps index them."""
         if self.num_tokens + len(tokens) <= self._max_indexed_tokens:
             self.num_tokens += len(tokens)
-            tail = tokens[-TAIL_TOKENS:]
+            tail = last_text(tokens, TAIL_TOKENS)
             self._indexes[id] = _Index(self._new_index(), list(tokens), salt, deque(tail, TAIL_TOKENS), list(tail))
 
     def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from baton.domain.timing.step_time import StepShape
 from baton.engine.drafts.acceptance import AcceptanceModel
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER, NO_PROPOSAL, Drafter, Proposal
 from baton.engine.drafts.budget import DraftBudget, DraftOption
+from baton.engine.drafts.hidden_media import hide_media, num_drafted_tokens
 from baton.kv.pages import PagePool
 
 MAX_DRAFT_TOKENS = 15
@@ -122,7 +123,7 @@ class DraftPolicy:
 
     def begin(self, request: EngineRequest, tokens: Sequence[int]) -> None:
         """A row joins the batch for the first time."""
-        self._drafter.begin(request.id, tokens, request.salt)
+        self._drafter.begin(request.id, hide_media(tokens, request.media), request.salt)
 
     def end(self, id: AttemptId) -> None:
         """A row has ended."""
@@ -178,6 +179,8 @@ class DraftPolicy:
             self.skip(DraftSkipReason.NO_MATCH, 1)
             return NO_PROPOSAL
         is_known = proposal.tokens[0] != DRAFT_PLACEHOLDER
+        if is_known and row.request.media:
+            limit = min(limit, num_drafted_tokens(proposal.tokens))
         if is_known and row.request.constraint is not None and self._constraints is not None:
             limit = min(limit, self._constraints.num_allowed(row.request, row.tokens, proposal.tokens))
             if limit == 0:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 NO_STATE, NO_TOKEN = -1, -1
 SEPARATOR = -2
-"""Ends a text inside an index of several: a token that no vocabulary has. Continuations end before it."""
+"""Ends a text inside an index of several: a token that no vocabulary has. Continuations end before any negative one."""
 BYTES_PER_TOKEN = 160
 """Memory of a token in this implementation, at most, in what was measured."""
 ROOT = 0
@@ -53,7 +53,7 @@ class SuffixIndex(Protocol):
         ...
 
     def continuation_at(self, first: int, max_tokens: int) -> tuple[int, ...]:
-        """The tokens from `first` on, up to a separator."""
+        """The tokens from `first` on, up to a negative one."""
         ...
 
 
@@ -126,7 +126,7 @@ class SuffixAutomaton:
             found = tuple(self.tokens[first : first + max_tokens])
         else:
             found = tuple([self.tokens[first + place % period] for place in range(max_tokens)])
-        return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
+        return next((found[:place] for place, token in enumerate(found) if token < 0), found)
 
     def _find_match(self, end: int) -> None:
         """Reads the latest earlier occurrence of the longest repeated suffix; then this one is the latest."""

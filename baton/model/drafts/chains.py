@@ -14,6 +14,7 @@ from baton.model.decoders.capture import HiddenCapture
 from baton.model.sampling.sampler import SamplerBackend, SamplingRow, sample_tokens
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
+from baton.model.vision.embedding import Embeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,17 @@ class PageDrafts(Protocol):
         ...
 
     def write(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, capture: HiddenCapture | None
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        capture: HiddenCapture | None,
+        embeds: Embeds | None = None,
     ) -> None:
-        """Writes the draft part of all tokens of a step, after the target's pass, which clears pages."""
+        """Writes the draft part of all tokens of a step, after the target's pass, which clears pages.
+
+        `embeds`: the rows of images that the target read in this step.
+        """
         ...
 
     def settle(self, kept: Sequence[int]) -> None:

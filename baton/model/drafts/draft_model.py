@@ -19,6 +19,7 @@ from baton.model.drafts.chains import DraftRow, clear_begun_pages, fit_vocabular
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
+from baton.model.vision.embedding import Embeds
 
 
 class DraftModel:
@@ -48,8 +49,9 @@ class DraftModel:
         positions: torch.Tensor,
         step: StepMetadata,
         capture: HiddenCapture | None = None,
+        embeds: Embeds | None = None,
     ) -> None:
-        """See `PageDrafts.write`."""
+        """See `PageDrafts.write`. A draft model is one of text: it reads the placeholders of images as tokens."""
         self._run(input_ids, positions, step, torch.tensor([input_ids.shape[0] - 1], device=input_ids.device))
 
     def settle(self, kept: Sequence[int]) -> None:

@@ -22,6 +22,7 @@ from baton.model.kernels.library import Kernels
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
+from baton.model.vision.embedding import Embeds
 
 FIRST_SLOT = 1
 """Slot 0 has no feature before it: the published heads have no such key, so none of them attends to it."""
@@ -67,9 +68,17 @@ class EagleDrafts:
             return make_chains(rows, logits_after, self._sampler)
 
     def write(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, capture: HiddenCapture | None
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        capture: HiddenCapture | None,
+        embeds: Embeds | None = None,
     ) -> None:
-        """See `PageDrafts.write`. Needs no attention: with one layer, K and V depend on tokens and features only."""
+        """See `PageDrafts.write`. Needs no attention: with one layer, K and V depend on tokens and features only.
+
+        At the places of images it reads the rows that the target reads there. Its positions are places, on one axis.
+        """
         if capture is None:
             raise ValueError("a head needs the hidden states of its target")
         with torch.inference_mode():
@@ -78,7 +87,7 @@ class EagleDrafts:
             starts = [segment.offset for segment in step.segments]
             previous = self._features_before([(segment.start, segment.pages) for segment in step.segments])
             before[int64_tensor(starts, before.device)] = previous
-            qkv, _ = self._project(input_ids, before)
+            qkv, _ = self._project(input_ids, before, embeds)
             self._write_kv(qkv, positions, step)
             self._written = step, features
             self._set_tails(features, [place for segment in step.segments for place in _page_ends(segment, step)])
@@ -130,10 +139,14 @@ class EagleDrafts:
         normed = self._ops.rms_norm(residual, weights.norm, weights.eps)
         return normed, normed if weights.kind is HeadKind.MTP else residual
 
-    def _project(self, ids: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _project(
+        self, ids: torch.Tensor, features: torch.Tensor, embeds: Embeds | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The fused projections and the residual stream of tokens with the features before them."""
         weights, ops = self._weights, self._ops
         rows = embedding(ids.clamp(max=weights.embedding.shape[0] - 1), weights.embedding)
+        if embeds is not None:
+            rows.index_copy_(0, embeds.places, _fit_width(embeds.rows, rows.shape[1]).to(rows.dtype))
         if weights.input_norms is None:
             joined = weights.fc(torch.cat((rows, features), dim=-1))
             return weights.qkv(joined), joined
@@ -157,6 +170,11 @@ class EagleDrafts:
         if ids is None:
             return fit_vocabulary(logits, self.vocab_size)
         return logits.new_full((len(logits), self.vocab_size), -torch.inf).index_copy_(1, ids, logits)
+
+
+def _fit_width(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Rows of images for a head: zeros for one whose own embeddings have another width than the model's."""
+    return rows if rows.shape[1] == width else rows.new_zeros(len(rows), width)
 
 
 def _page_ends(segment: Segment, step: StepMetadata) -> list[tuple[int, int]]:

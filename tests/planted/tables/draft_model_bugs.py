@@ -15,7 +15,7 @@ DRAFT_MODEL_BUGS = (
         DRAFT_LAYERS,
         "a step does not write them",
         RUNNER,
-        "            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture)",
+        "            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture, embeds)",
         "            pass",
         SELF_DRAFT,
     ),
