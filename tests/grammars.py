@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from baton.bundled import MODEL_DIR
 from baton.domain.constraint import Constraint, GrammarPhase
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.matcher import ConstraintMatcher, MaskRow
+from baton.grammar.matcher import ConstraintMatcher, MaskTable
 from baton.grammar.tokenizer import GrammarTokenizer
 
 VOCAB_SIZE: int = json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["vocab_size"]
@@ -50,15 +50,15 @@ def matcher(constraint: Constraint, tokens: tuple[int, ...] = ()) -> ConstraintM
     return ConstraintMatcher.of(compiler().compile(constraint), tokens)
 
 
-def new_row() -> MaskRow:
-    """A mask without a bit."""
-    return np.zeros(compiler().tokenizer.num_words, np.uint32)
+def new_table() -> MaskTable:
+    """A table of one mask, without a bit."""
+    return MaskTable(1, compiler().tokenizer.num_words)
 
 
 def allowed(matcher: ConstraintMatcher, stop_ids: frozenset[int] = frozenset()) -> set[int] | None:
     """The allowed tokens; None: every one."""
-    row = new_row()
-    if not matcher.fill(row, stop_ids):
+    row = matcher.fill(new_table(), 0, stop_ids)
+    if row is None:
         return None
     return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +23,7 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.matcher import ConstraintMatcher, MaskRow, is_allowed
+from baton.grammar.matcher import ConstraintMatcher, MaskRow, MaskTable, is_allowed
 from baton.grammar.tokenizer import WORD_BITS
 from baton.telemetry import metrics
 
@@ -101,8 +100,17 @@ def _leaves_a_token(spec: SampleSpec, mask: MaskRow | None, vocab_size: int) -> 
 @dataclass(slots=True)
 class _State:
     matcher: ConstraintMatcher
+    last_step: int
     num_masks: int = 0
     spent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Rows of `table` are samples of the step."""
+
+    masks: StepMasks
+    table: MaskTable
 
 
 class MaskFiller:
@@ -113,7 +121,8 @@ class MaskFiller:
         self._compiler = compiler
         self._max_states = max_states
         self._lock = threading.Lock()
-        self._states: OrderedDict[AttemptId, _State] = OrderedDict()
+        self._states: dict[AttemptId, _State] = {}
+        self._num_steps = 0
 
     def prepare(self, request: EngineRequest) -> None:
         """Compiles the constraint of a request, and consumes what earlier attempts emitted. Takes milliseconds.
@@ -127,15 +136,20 @@ class MaskFiller:
 
     def fill(self, rows: Sequence[Row]) -> StepMasks:
         """The masks of those of `rows` that are sampled and constrained."""
-        masks, index, began, at = StepMasks(), 0, 0.0, 0.0
+        masks, index = StepMasks(), 0
+        constrained = list[tuple[int, Row, SampleSpec]]()
         for row in rows:
             if (spec := row.sample) is None:
                 continue
             if spec.mask is not None:
-                at = at or (began := time.thread_time())
-                at = self._fill_row(index, row, spec, masks, at)
+                constrained.append((index, row, spec))
             index += 1 + len(row.drafted)
-        if masks.rows:
+        if constrained:
+            step = _Step(masks, MaskTable(index, self._compiler.tokenizer.num_words))
+            self._num_steps += 1
+            began = at = time.thread_time()
+            for index, row, spec in constrained:
+                at = self._fill_row(index, row, spec, step, at)
             metrics.MASK_SECONDS.observe(at - began)
         return masks
 
@@ -143,72 +157,76 @@ class MaskFiller:
         """How many of `drafts` may follow `tokens`, prompt and output of `request`. A hint: `fill` decides."""
         began = time.thread_time()
         try:
-            state = self._take(request.id, SampleSpec.of(request, tokens))
+            state = self._state(request.id, SampleSpec.of(request, tokens))
         except ConstraintFailed:
+            with self._lock:
+                self._states.pop(request.id, None)
             return 0
         num = state.matcher.num_allowed(drafts)
         state.spent_s += time.thread_time() - began
-        self._keep(request.id, state)
         return num
 
-    def _fill_row(self, index: int, row: Row, spec: SampleSpec, masks: StepMasks, began: float) -> float:
+    def _fill_row(self, index: int, row: Row, spec: SampleSpec, step: _Step, began: float) -> float:
         """Fills a row's masks, from `began` on this thread's clock; returns when that was done."""
-        done, num_places = began, 1 + len(row.drafted)
-        masks.rows.update(dict.fromkeys(range(index, index + num_places)))
+        masks, done = step.masks, began
+        masks.rows[index] = None
         try:
-            state = self._take(row.id, spec)
-            masks.rows[index] = self._mask(state.matcher, spec)
-            self._fill_drafts(index + 1, row, state.matcher, masks)
+            state = self._state(row.id, spec)
+            masks.rows[index] = _fill(state.matcher, spec, step.table, index)
+            if row.drafted:
+                _fill_drafts(index + 1, row, state.matcher, step)
             done = time.thread_time()
-            state.num_masks += num_places
+            state.num_masks += 1 + len(row.drafted)
             state.spent_s += done - began
             if state.spent_s > MASK_BUDGET_S + MASK_BUDGET_S_PER_TOKEN * state.num_masks:
                 why = f"its masks took {state.spent_s:.1f} s for {state.num_masks} tokens"
                 raise ConstraintFailed(f"the constraint is too complex: {why}", FailedConstraint.TOO_COMPLEX)
-            self._keep(row.id, state)
         except ConstraintFailed as error:
             masks.failures[index] = error
+            with self._lock:
+                self._states.pop(row.id, None)
             done = time.thread_time()
         return done
 
-    def _fill_drafts(self, first: int, row: Row, matcher: ConstraintMatcher, masks: StepMasks) -> None:
-        """Fills the masks behind a row's drafts, up to one that the constraint does not allow. `matcher` stays."""
-        if not row.drafted:
-            return
-        ahead = matcher.copy()
-        for place, (draft, spec) in enumerate(zip(row.tokens[row.num_known_tokens :], row.drafted, strict=True), first):
-            try:
-                ahead.advance(draft)
-                masks.rows[place] = self._mask(ahead, spec)
-            except ConstraintFailed as error:
-                masks.failures[place] = error
-                return
-
-    def _mask(self, matcher: ConstraintMatcher, spec: SampleSpec) -> MaskRow | None:
-        """The bits of the tokens that may follow; None if every one may."""
-        if spec.mask is None:
-            raise Broken("a row without a constraint has no mask")
-        bits = np.zeros(self._compiler.tokenizer.num_words, np.uint32)
-        return bits if matcher.fill(bits, spec.mask.stop_token_ids) else None
-
-    def _take(self, id: AttemptId, spec: SampleSpec) -> _State:
-        """The row's state after its output, out of the kept ones: one that fails is not used again."""
+    def _state(self, id: AttemptId, spec: SampleSpec) -> _State:
+        """The row's state after its output. Raises `ConstraintFailed`; a state that fails must not be used again."""
         if spec.mask is None:
             raise Broken("a row without a constraint has no state")
-        with self._lock:
-            state = self._states.pop(id, None)
-        if state is None or state.matcher.num_tokens > len(spec.history) - spec.num_prompt_tokens:
+        state, num_tokens = self._states.get(id), len(spec.history) - spec.num_prompt_tokens
+        if state is None or state.matcher.num_tokens > num_tokens:
             state = self._new_state(spec.mask.constraint, ())
-        for token in spec.history[spec.num_prompt_tokens + state.matcher.num_tokens :]:
-            state.matcher.advance(token)
+            self._keep(id, state)
+        state.last_step = self._num_steps
+        if state.matcher.num_tokens < num_tokens:
+            for token in spec.history[spec.num_prompt_tokens + state.matcher.num_tokens :]:
+                state.matcher.advance(token)
         return state
 
     def _new_state(self, constraint: Constraint, output: Sequence[int]) -> _State:
-        return _State(ConstraintMatcher.of(self._compiler.compile(constraint), output))
+        return _State(ConstraintMatcher.of(self._compiler.compile(constraint), output), self._num_steps)
 
     def _keep(self, id: AttemptId, state: _State) -> None:
         with self._lock:
+            if len(self._states) >= self._max_states and id not in self._states:
+                del self._states[min(self._states, key=lambda each: self._states[each].last_step)]
             self._states[id] = state
-            self._states.move_to_end(id)
-            while len(self._states) > self._max_states:
-                self._states.popitem(last=False)
+
+
+def _fill(matcher: ConstraintMatcher, spec: SampleSpec, table: MaskTable, place: int) -> MaskRow | None:
+    """The bits of the tokens that may follow; None if every one may."""
+    if spec.mask is None:
+        raise Broken("a row without a constraint has no mask")
+    return matcher.fill(table, place, spec.mask.stop_token_ids)
+
+
+def _fill_drafts(first: int, row: Row, matcher: ConstraintMatcher, step: _Step) -> None:
+    """Fills the masks behind a row's drafts, up to one that the constraint does not allow. `matcher` stays."""
+    step.masks.rows.update(dict.fromkeys(range(first, first + len(row.drafted))))
+    ahead = matcher.copy()
+    for place, (draft, spec) in enumerate(zip(row.tokens[row.num_known_tokens :], row.drafted, strict=True), first):
+        try:
+            ahead.advance(draft)
+            step.masks.rows[place] = _fill(ahead, spec, step.table, place)
+        except ConstraintFailed as error:
+            step.masks.failures[place] = error
+            return

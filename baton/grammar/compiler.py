@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from baton.domain.constraint import Constraint, GrammarPhase
 from baton.domain.errors import ConstraintFailed, FailedConstraint
-from baton.grammar.matcher import CompiledConstraint, ConstraintMatcher, MaskRow, one_line
+from baton.grammar.matcher import CompiledConstraint, ConstraintMatcher, MaskRow, MaskTable, one_line
 from baton.grammar.tokenizer import GrammarTokenizer
 
 _Key = TypeVar("_Key")
@@ -124,10 +124,10 @@ class GrammarCompiler:
         return matcher
 
     def _probe(self, compiled: CompiledConstraint) -> None:
-        matcher, row = ConstraintMatcher(compiled), np.zeros(self.tokenizer.num_words, np.uint32)
+        matcher, table = ConstraintMatcher(compiled), MaskTable(1, self.tokenizer.num_words)
         draw, began = random.Random(0), time.thread_time()
         for _ in range(PROBE_TOKENS):
-            if not matcher.fill(row, ()):
+            if (row := matcher.fill(table, 0, ())) is None:
                 return
             seconds = time.thread_time() - began
             if seconds > self.limits.probe_seconds:

@@ -24,6 +24,30 @@ MaskRow = npt.NDArray[np.uint32]
 _ALL = 0xFFFFFFFF
 
 
+class MaskTable:
+    """Masks of a step, one row of words each, all zero at first.
+
+    The library writes to addresses. The first row's is asked for once: NumPy takes as long for it as the library for
+    a small mask.
+    """
+
+    def __init__(self, num_rows: int, num_words: int) -> None:
+        """`num_words`: of 32 bits, of a mask over the vocabulary."""
+        self._rows = np.zeros((num_rows, num_words), np.uint32)
+        self._address, self._row_bytes = self._rows.ctypes.data, self._rows.strides[0]
+
+    def row(self, place: int) -> MaskRow:
+        """The mask at `place`, not a copy."""
+        row: MaskRow = self._rows[place]
+        return row
+
+    def fill_from(self, grammar: LLMatcher, place: int) -> MaskRow:
+        """Has `grammar` overwrite the mask at `place`."""
+        row = self.row(place)
+        grammar.unsafe_compute_mask_ptr(self._address + place * self._row_bytes, self._row_bytes)
+        return row
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledConstraint:
     """A constraint with one unused matcher for each of its grammars. Made by `GrammarCompiler`."""
@@ -38,7 +62,9 @@ class ConstraintMatcher:
 
     def __init__(self, compiled: CompiledConstraint) -> None:
         self._compiled = compiled
-        self._index = 0  # of the phase; one past the last: only stop ids
+        self._index = 0  # of the phase
+        self._phase: Phase | None = None  # None behind the last: only stop ids
+        self._is_last = False  # what follows the phase are stop ids
         self._tokens: list[int] = []  # of a free phase
         self._num_forced = 0  # ids of `on_budget` consumed
         self._matcher: LLMatcher | None = None
@@ -93,8 +119,8 @@ class ConstraintMatcher:
         elif not self._is_last and self._ends_here():
             self._enter(self._index + 1)
 
-    def fill(self, row: MaskRow, stop_ids: Collection[int]) -> bool:
-        """Sets the bits of the allowed tokens; False, and `row` is not touched, if every token is allowed.
+    def fill(self, table: MaskTable, place: int, stop_ids: Collection[int]) -> MaskRow | None:
+        """Sets the bits of the allowed tokens at `place`; None, and the row is not touched, if every token is allowed.
 
         `stop_ids` end the output where it may end. Raises `ConstraintFailed` if the grammar is too complex or allows
         nothing.
@@ -105,33 +131,25 @@ class ConstraintMatcher:
         if isinstance(phase, FreePhase):
             banned = phase.banned if phase.may_stop else phase.banned | ends
             if self._forced is None and not banned and not avoided:
-                return False
+                return None
+            row = table.row(place)
             self._fill_free(row, banned)
         elif phase is None:
+            row = table.row(place)
             row[:] = 0
             _set_bits(row, ends)
         else:
-            self._fill_grammar(row, ends)
+            row = self._fill_grammar(table, place, ends)
         _avoid(row, avoided)
-        if not row.any():
+        if not np.count_nonzero(row):
             raise _failed(FailedConstraint.DEAD_END, f"nothing may follow the first {self.num_tokens} tokens")
-        return True
-
-    @property
-    def _phase(self) -> Phase | None:
-        phases = self._compiled.constraint.phases
-        return phases[self._index] if self._index < len(phases) else None
+        return row
 
     @property
     def _grammar(self) -> LLMatcher:
         if self._matcher is None:
             raise ValueError("a free phase has no grammar")
         return self._matcher
-
-    @property
-    def _is_last(self) -> bool:
-        constraint = self._compiled.constraint
-        return self._index == len(constraint.phases) - 1 and constraint.loop_to is None
 
     @property
     def _forced(self) -> int | None:
@@ -146,6 +164,8 @@ class ConstraintMatcher:
         if index == len(constraint.phases) and constraint.loop_to is not None:
             index = constraint.loop_to
         self._index, self._tokens, self._num_forced, self._matcher = index, [], 0, None
+        self._phase = constraint.phases[index] if index < len(constraint.phases) else None
+        self._is_last = index == len(constraint.phases) - 1 and constraint.loop_to is None
         if index < len(constraint.phases) and (prototype := self._compiled.prototypes[index]) is not None:
             self._matcher = prototype.deep_copy()
 
@@ -169,9 +189,8 @@ class ConstraintMatcher:
         """
         if self._grammar.is_stopped() or not self._grammar.is_accepting():
             return self._grammar.is_accepting()
-        row = np.zeros(self._compiled.tokenizer.num_words, np.uint32)
-        self._fill_grammar(row, ())
-        return not row.any()
+        row = self._fill_grammar(MaskTable(1, self._compiled.tokenizer.num_words), 0, ())
+        return not np.count_nonzero(row)
 
     def _fill_free(self, row: MaskRow, banned: Collection[int]) -> None:
         forced = self._forced
@@ -185,16 +204,17 @@ class ConstraintMatcher:
             row[-1] = _ALL >> extra
         _clear_bits(row, banned)
 
-    def _fill_grammar(self, row: MaskRow, ends: Collection[int]) -> None:
+    def _fill_grammar(self, table: MaskTable, place: int, ends: Collection[int]) -> MaskRow:
         """Bits of the grammar. Stop ids stand for the end of the text, in the last phase."""
         grammar, is_accepting = self._grammar, self._grammar.is_accepting()
-        grammar.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        row = table.fill_from(grammar, place)
         if grammar.is_error():
             raise _failed(FailedConstraint.TOO_COMPLEX, one_line(grammar.get_error()))
         if is_accepting:
             _clear_bits(row, self._compiled.tokenizer.eos)
             if self._is_last:
                 _set_bits(row, ends)
+        return row
 
 
 def _avoid(row: MaskRow, avoided: Collection[int]) -> None:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from baton.domain.errors import IntegrityFailure
 from baton.engine.fake_runner import fake_scores, fake_slots, fake_token
-from baton.grammar.matcher import ConstraintMatcher
+from baton.grammar.matcher import ConstraintMatcher, MaskTable
 from baton.services.router.openai.parameters import choice_seed
 from baton.services.router.streaming.cursor import Cursor
 from simulation.checks.invariants import Violation
@@ -51,8 +49,7 @@ def _next_token(plan: ClientPlan, output: Sequence[int], seed: int) -> int:
     """The fake model's token after `output`, of those that the plan leaves."""
     mask = None
     if plan.regex:
-        mask = np.zeros(1, np.uint32)
-        ConstraintMatcher.of(compiled_regex(plan.regex), output).fill(mask, {END_TOKEN})
+        mask = ConstraintMatcher.of(compiled_regex(plan.regex), output).fill(MaskTable(1, 1), 0, {END_TOKEN})
     return fake_token([*plan.prompt, *output], VOCAB_SIZE, seed, mask=mask, allowed=plan.allowed)
 
 

@@ -43,6 +43,7 @@ class Kernels:
     linear_int8: Callable[..., None]
     attend: Callable[..., None]
     argmax: Callable[..., None]
+    mask: Callable[..., None]
     sample: Callable[..., None]
     set_threads: Callable[..., None]
     join_lease: Callable[[int, int], None]
@@ -90,6 +91,7 @@ def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
         leave_lease=_function(library, "leave_lease"),
         borrow_core=_function(library, "borrow_core", _INT, ctypes.c_uint64, result=_BOOL),
         borrowed_ns=_function(library, "borrowed_ns", result=_INT),
+        mask=_function(library, "mask", _BOOL, _ADDRESS, _INT, _ADDRESS),
         sample=_function(library, "sample", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, ctypes.c_uint64, _ADDRESS),
     )
 

@@ -6,13 +6,14 @@ Used where the logits are on the CPU. Filters are those of `baton.model.sampling
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from baton.domain.request import SamplingParams
+from baton.grammar.matcher import MaskRow
 from baton.model.kernels.library import Kernels, supports_dtype
-from baton.model.sampling.distribution import MIN_TEMPERATURE
+from baton.model.sampling.distribution import MIN_TEMPERATURE, mask_logits
 
 
 class NativeSampler:
@@ -28,6 +29,17 @@ class NativeSampler:
         is_bfloat16 = logits.dtype is torch.bfloat16
         self._kernels.argmax(is_bfloat16, logits.data_ptr(), *logits.shape, tokens.data_ptr())
         return tokens
+
+    def mask(self, logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
+        """Sets the logits of tokens without a bit to minus infinity, in place, for the rows that `masks` names."""
+        if not supports_dtype(logits.dtype) or not logits.is_contiguous():
+            mask_logits(logits, masks)
+            return
+        is_bfloat16, vocab_size = logits.dtype is torch.bfloat16, logits.shape[1]
+        first, row_bytes = logits.data_ptr(), vocab_size * logits.element_size()
+        for row, bits in masks.items():
+            address = torch.from_numpy(bits).data_ptr()
+            self._kernels.mask(is_bfloat16, first + row * row_bytes, vocab_size, address)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> torch.Tensor:
         """One token a row, by its parameters and its `draw_key`."""

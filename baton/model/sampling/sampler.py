@@ -88,10 +88,14 @@ Masks = Mapping[int, MaskRow | None]
 
 
 class SamplerBackend(Protocol):
-    """Samples tokens [rows], int64, from logits [rows, vocab_size] on their device. Does not change the logits."""
+    """Samples tokens [rows], int64, from logits [rows, vocab_size] on their device. Only `mask` changes the logits."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Argmax of each row; ties go to the lowest token id."""
+        ...
+
+    def mask(self, logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
+        """Sets the logits of tokens without a bit to minus infinity, in place, for the rows that `masks` names."""
         ...
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> torch.Tensor:
@@ -104,6 +108,9 @@ class TorchSampler:
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
+
+    def mask(self, logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
+        mask_logits(logits, masks)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], keys: Sequence[int]) -> torch.Tensor:
         on_host = logits.device.type == "cpu"
@@ -146,7 +153,7 @@ def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerB
     elif masked:
         logits = logits.clone()
     if masked:
-        mask_logits(logits, masked)
+        sampler.mask(logits, masked)
     if not sampled:
         return sampler.argmax(logits)
     if len(sampled) == len(rows):

@@ -1,4 +1,4 @@
-// Argmax, and sampling with temperature, top-k, top-p and min-p.
+// Argmax, masks, and sampling with temperature, top-k, top-p and min-p.
 //
 // Called through `baton/model/sampling/native.py`. The filters are those of `baton/model/sampling/distribution.py`, the
 // noise that of `baton/model/sampling/gumbel.py`. Nothing is sorted: a filter's threshold is found by radix select.
@@ -153,6 +153,17 @@ int64_t sample(const float* weights, int64_t n, float least, uint64_t key) {
     return token;
 }
 
+// Bit t % 32 of word t / 32 set: token t stays. The others become minus infinity.
+template <typename T>
+void mask(T* logits, int64_t n, const uint32_t* bits, T minus_infinity) {
+    for (int64_t first = 0; first < n; first += 32) {
+        const uint32_t word = bits[first / 32];
+        if (word == ~0u) continue;
+        const int64_t end = std::min<int64_t>(32, n - first);
+        for (int64_t i = 0; i < end; i++) logits[first + i] = word >> i & 1 ? logits[first + i] : minus_infinity;
+    }
+}
+
 thread_local Workspace workspace;
 
 }  // namespace
@@ -163,6 +174,17 @@ BATON_API void baton_argmax(bool is_bf16, const void* logits, int64_t num_rows, 
         tokens[row] = is_bf16 ? argmax((const bf16*)logits + first, vocab_size)
                               : argmax((const float*)logits + first, vocab_size);
     });
+}
+
+// One row, in place.
+BATON_API void baton_mask(bool is_bf16, void* logits, int64_t vocab_size, const uint32_t* bits) {
+    constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+    bf16 narrowed;
+    narrow(kMinusInfinity, &narrowed);
+    if (is_bf16)
+        mask((bf16*)logits, vocab_size, bits, narrowed);
+    else
+        mask((float*)logits, vocab_size, bits, kMinusInfinity);
 }
 
 // One row. top_k: at most vocab_size, 0 for no limit; top_p of 1 or more and min_p of 0 keep every token.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
 from baton.domain.request import SamplingParams
 from baton.model.kernels.build import IsaLevel
 from baton.model.kernels.library import load_kernels
-from baton.model.sampling.distribution import Filters, filter_weights
+from baton.model.sampling.distribution import Filters, filter_weights, mask_logits
 from baton.model.sampling.gumbel import draw_key, sample_by_gumbel
 from baton.model.sampling.native import NativeSampler
 from tests.kernels import kernel_levels
@@ -101,6 +102,25 @@ def test_argmax_ties_go_to_the_lowest_id(level: IsaLevel, vocab_size: int):
     logits[:, vocab_size // 3] = logits[:, vocab_size - 1] = 99.0
     assert NativeTokens(level).argmax(logits) == [vocab_size // 3] * 5
     assert NativeTokens(level).argmax(torch.full((1, vocab_size), -torch.inf)) == [0]
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_masks_equal_the_torch_samplers(level: IsaLevel, vocab_size: int, dtype: torch.dtype):
+    """Words with every bit, some and none; bits behind the vocabulary change nothing; the second row has no mask."""
+    draw = np.random.default_rng(vocab_size)
+    num_words = (vocab_size + 31) // 32
+    words = draw.integers(0, 2**32, (2, num_words), dtype=np.uint32)
+    words[draw.random(words.shape) < 0.3] = 0
+    words[draw.random(words.shape) < 0.3] = 0xFFFFFFFF
+    masks, logits = {0: words[0], 2: words[1]}, random_logits(4, vocab_size).to(dtype)
+    behind = logits[3].clone()
+    expected = logits.clone()
+    mask_logits(expected, masks)
+    NativeSampler(load_kernels(level)).mask(logits[:3], masks)
+    assert torch.equal(logits, expected)
+    assert torch.equal(logits[3], behind)
 
 
 def test_logits_on_a_device_are_refused():

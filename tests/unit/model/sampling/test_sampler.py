@@ -273,7 +273,8 @@ def test_golden_draws_belong_to_this_sampler_version(sampler: SamplerBackend):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_mask_removes_tokens_and_changes_no_other_row(temperature: float):
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_mask_removes_tokens_and_changes_no_other_row(sampler: SamplerBackend, temperature: float):
     torch.manual_seed(3)
     logits = torch.randn(3, 70)
     allowed = {2, 33, 64, 69}
@@ -284,8 +285,8 @@ def test_a_mask_removes_tokens_and_changes_no_other_row(temperature: float):
     history = [1, 2, 3]
     plain = [SampleSpec(sampling, history, 3) for _ in range(3)]
     rows = [plain[0], replace(plain[1], mask=MASK), replace(plain[2], mask=MASK)]
-    masked = sample_tokens(logits, rows, masks={1: bits, 2: None}).read()
-    unmasked = sample_tokens(logits, plain).read()
+    masked = sample_tokens(logits, rows, sampler, {1: bits, 2: None}).read()
+    unmasked = sample_tokens(logits, plain, sampler).read()
     assert masked[0] == unmasked[0]
     assert masked[2] == unmasked[2]
     assert masked[1].token in allowed

@@ -16,7 +16,7 @@ from baton.domain.errors import ConstraintFailed, InvalidRequest
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.matcher import ConstraintMatcher
+from baton.grammar.matcher import ConstraintMatcher, MaskTable
 from baton.grammar.tokenizer import GrammarTokenizer
 from baton.services.router.generation import TokenChunk
 from baton.services.router.openai.valid_request import ValidRequest
@@ -68,10 +68,10 @@ def constraint_of(request: ValidRequest) -> Constraint:
 def walk(name: str, constraint: Constraint, seed: int, begun: list[int]) -> list[int] | None:
     """Random tokens after `begun`, until the output may end, half of the time; None for one that takes too long."""
     compiler, eos = compiler_of(name), model_of(name).eos_token_ids
-    draw, tokens, row = random.Random(seed), list(begun), np.zeros(compiler.tokenizer.num_words, np.uint32)
+    draw, tokens, table = random.Random(seed), list(begun), MaskTable(1, compiler.tokenizer.num_words)
     state = ConstraintMatcher.of(compiler.compile(constraint), begun)
     while len(tokens) < 400:
-        if not state.fill(row, ()):
+        if (row := state.fill(table, 0, ())) is None:
             return tokens
         choices = set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
         if choices & eos and (choices <= eos or draw.random() < 0.5):
@@ -207,10 +207,10 @@ def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
         tokens = walk("mistral", value, seed, begun)
         assert tokens is None or model.decode(tokens, skip_special_tokens=False).startswith("so <fun=weather>{")
         begun = [*model.encode("so ", add_special_tokens=False), model.added_token("[TOOL_CALLS]")]  # type: ignore[list-item]
-        state, row = (
-            ConstraintMatcher.of(compiler_of("mistral").compile(value), begun),
-            np.zeros(compiler_of("mistral").tokenizer.num_words, np.uint32),
+        compiler = compiler_of("mistral")
+        row = ConstraintMatcher.of(compiler.compile(value), begun).fill(
+            MaskTable(1, compiler.tokenizer.num_words), 0, ()
         )
-        assert state.fill(row, ())
+        assert row is not None
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
         assert {model.token_text(token)[0] for token in allowed} == {"w"}

@@ -13,7 +13,7 @@ from baton.domain.constraint import Constraint
 from baton.domain.errors import ConstraintFailed, InvalidRequest
 from baton.domain.ids import RequestId
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.matcher import ConstraintMatcher
+from baton.grammar.matcher import ConstraintMatcher, MaskTable
 from baton.grammar.tokenizer import GrammarTokenizer
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
@@ -50,13 +50,17 @@ def constraint_of(request: ValidRequest) -> Constraint:
     return value
 
 
+def new_table() -> MaskTable:
+    return MaskTable(1, COMPILER.tokenizer.num_words)
+
+
 def walk(constraint: Constraint, seed: int, *, think: bool | None = None, stop_at: int = 200) -> list[int]:
     """Random tokens until the output may end. `think`: takes, or avoids, the opening token; ends thoughts soon."""
-    draw, tokens, row = random.Random(seed), list[int](), np.zeros(COMPILER.tokenizer.num_words, np.uint32)
+    draw, tokens, table = random.Random(seed), list[int](), new_table()
     state = ConstraintMatcher(COMPILER.compile(constraint))
     while len(tokens) < stop_at:
-        masked = state.fill(row, ())
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little") if masked else np.ones(MODEL.vocab_size)
+        row = state.fill(table, 0, ())
+        bits = np.ones(MODEL.vocab_size) if row is None else np.unpackbits(row.view(np.uint8), bitorder="little")
         choices = set(np.flatnonzero(bits).tolist())
         if choices & MODEL.eos_token_ids and state.is_complete:
             return tokens
@@ -99,30 +103,29 @@ def test_required_calls_follow_the_reasoning(thinking: bool | None) -> None:
 
 def test_auto_calls_are_constrained_after_the_reasoning_only() -> None:
     value = constraint_of(asked(enable_thinking=True, **TOOLS))
-    marker, row = id_of("<tool_call>"), np.zeros(COMPILER.tokenizer.num_words, np.uint32)
+    marker = id_of("<tool_call>")
     state = ConstraintMatcher.of(COMPILER.compile(value), [marker, 5])
-    assert not state.fill(row, ())
+    assert state.fill(new_table(), 0, ()) is None
     state = ConstraintMatcher.of(COMPILER.compile(value), [marker, 5, id_of(CLOSE), marker])
-    assert state.fill(row, ())
+    assert state.fill(new_table(), 0, ()) is not None
 
 
 @pytest.mark.parametrize("fields", [{}, FORM])
 @pytest.mark.parametrize("budget", [0, 3])
 def test_a_budget_ends_the_reasoning(fields: dict[str, Any], budget: int) -> None:
     value = constraint_of(asked(enable_thinking=True, thinking_token_budget=budget, **fields))
-    row = np.zeros(COMPILER.tokenizer.num_words, np.uint32)
     state = ConstraintMatcher.of(COMPILER.compile(value), [5] * budget)
-    assert state.fill(row, ())
+    row = state.fill(new_table(), 0, ())
+    assert row is not None
     assert np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() == [id_of(CLOSE)]
     state.advance(id_of(CLOSE))
-    assert state.fill(row, ()) is bool(fields), "the answer is free without a form"
+    assert (state.fill(new_table(), 0, ()) is not None) is bool(fields), "the answer is free without a form"
 
 
 def test_a_budget_counts_from_the_beginning_of_the_reasoning() -> None:
     value = constraint_of(asked(thinking_token_budget=2))
-    row = np.zeros(COMPILER.tokenizer.num_words, np.uint32)
-    assert not ConstraintMatcher.of(COMPILER.compile(value), [5] * 9).fill(row, ())
-    assert ConstraintMatcher.of(COMPILER.compile(value), [id_of(OPEN), 5, 5]).fill(row, ())
+    assert ConstraintMatcher.of(COMPILER.compile(value), [5] * 9).fill(new_table(), 0, ()) is None
+    assert ConstraintMatcher.of(COMPILER.compile(value), [id_of(OPEN), 5, 5]).fill(new_table(), 0, ()) is not None
 
 
 def test_what_cannot_be_counted_or_kept_is_refused_by_name() -> None:

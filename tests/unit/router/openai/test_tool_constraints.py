@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from baton.bundled import MODEL_DIR
 from baton.domain.constraint import Constraint
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.matcher import ConstraintMatcher
+from baton.grammar.matcher import ConstraintMatcher, MaskTable
 from baton.grammar.tokenizer import GrammarTokenizer
 from baton.services.router.openai.fields import FieldErrors, Fields
 from baton.services.router.openai.tools.reader import RequestedTools, read_tools
@@ -53,10 +53,10 @@ def asked(text: TextModel = TEXT, **fields: Any) -> RequestedTools:
 
 def walk(constraint: Constraint, seed: int, begun: list[int], compiler: GrammarCompiler = COMPILER) -> list[int]:
     """Random tokens after `begun`, until a stop id; those that end are taken half of the time."""
-    draw, tokens, row = random.Random(seed), list(begun), np.zeros(compiler.tokenizer.num_words, np.uint32)
+    draw, tokens, table = random.Random(seed), list(begun), MaskTable(1, compiler.tokenizer.num_words)
     state = ConstraintMatcher.of(compiler.compile(constraint), begun)
     while len(tokens) < 300:
-        if not state.fill(row, ()):
+        if (row := state.fill(table, 0, ())) is None:
             return tokens
         choices = set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
         ends = choices & TEXT.eos_token_ids
