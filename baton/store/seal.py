@@ -39,6 +39,7 @@ class SealedKind(enum.Enum):
     FINGERPRINT = "fingerprint"
     JOURNAL = "journal"
     MEDIA = "media"
+    VIEW = "view"
 
 
 class SealFault(enum.Enum):

@@ -59,6 +59,7 @@ class RequestTimer:
         self.id = ""
         self.cached_tokens = 0
         self.durable = False
+        self.private = False
         self.on_event: Callable[[RequestTimer, TraceEvent], None] | None = None
         self.sequences: list[SequenceTimer] = []
         self.stamps: dict[Stage, float] = {}
@@ -146,6 +147,7 @@ class RequestTimer:
             stream=self._stream,
             n=len(self.sequences),
             durable=self.durable,
+            private=self.private,
             prompt_tokens=self._num_prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=sum(sequence.num_tokens for sequence in self.sequences),

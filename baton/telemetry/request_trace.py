@@ -135,6 +135,7 @@ class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: bool = False
     n: int = 0
     durable: bool = False
+    private: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

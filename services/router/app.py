@@ -25,8 +25,6 @@ from baton.rpc.shutdown import shutdown_event
 from baton.services.router.admin import make_admin_app
 from baton.services.router.admission.tenants import TenantTable
 from baton.services.router.cluster.demo import DemoClient
-from baton.services.router.cluster.feed import ClusterFeed
-from baton.services.router.cluster.view import ClusterView, ViewIdentity
 from baton.services.router.cluster_reader import ClusterReader
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.cache_index.reader import CacheEventReaders
@@ -46,6 +44,7 @@ from baton.services.router.limits import (
     stored_media_bytes,
     worker_limits,
 )
+from baton.services.router.live_view import open_feed
 from baton.services.router.routes import make_app
 from baton.services.router.settings import RouterSettings
 from baton.services.router.store_health import StoreHealth
@@ -157,9 +156,10 @@ async def run(
     async with (
         open_backend(settings, store, text.digest) as backend,
         open_frontend(settings, text, backend, images) as running,
+        open_feed(settings, _reader(backend), backend.traces, backend.store_access.owner) as feed,
     ):
+        backend.workers.add_listener(feed.view.observe)
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
-        feed = _cluster_feed(settings, backend)
         start_series(__version__, "router", settings.public_model_name, vllm_names=settings.vllm_names)
         page = page_bundle() if settings.ui else None
         demo = DemoClient(settings.demo_socket) if settings.demo_socket is not None else None
@@ -326,15 +326,8 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _cluster_feed(settings: RouterSettings, backend: RunningBackend) -> ClusterFeed:
-    """What `/v1/cluster` shows of this router."""
-    build = page_bundle().build if settings.ui else ""
-    demo = settings.demo_socket is not None
-    identity = ViewIdentity(settings.router_id, settings.public_model_name, __version__, build, demo)
-    reader = ClusterReader(backend.dispatcher, backend.workers, backend.health.away)
-    view = ClusterView(identity, reader, backend.traces)
-    backend.workers.add_listener(view.observe)
-    return ClusterFeed(view)
+def _reader(backend: RunningBackend) -> ClusterReader:
+    return ClusterReader(backend.dispatcher, backend.workers, backend.health.away)
 
 
 def _http_server(app: ASGIApp) -> _HttpServer:

@@ -52,6 +52,7 @@ class ClusterReader:
                 tracked.num_emitted,
                 now - timer.arrived_s,
                 tracked.id.attempt,
+                timer.private,
             )
 
     def load(self) -> RouterLoad:

@@ -255,6 +255,7 @@ class _Endpoints:
         try:
             private = not self._limits.store_prompts or _wants_no_store(request)
             metadata = RequestMetadata(id, int(time.time()), secrets.randbits(63), origin.tenant, private)
+            timer.private = private
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)
             with self._bodies.track() as count_bytes:

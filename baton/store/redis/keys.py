@@ -12,6 +12,7 @@
     <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
     <prefix>rate:*, <prefix>service    see `baton.store.tenants.redis_tenant_store`
     <prefix>media:*, <prefix>media-*   see `baton.store.media.redis_media_file_store`
+    <prefix>routers:*, <prefix>router-views:*  see `baton.store.views.redis_view_store`
     <prefix>changes                    channel ids of workers that joined, left or changed their status
 
 Calls, sequences and journals are sealed but for the fields that scripts need (`record_codec`, `journal_codec`).

@@ -20,10 +20,12 @@ from rich.live import Live
 from baton.services.cli.settings import COMMANDS, TopSettings
 from baton.services.cli.top.screen import ScreenOptions, draw
 from baton.services.cli.top.snapshot_reader import ClusterUnreadable, SnapshotReader
-from baton.services.router.cluster.snapshot import ClusterSnapshot
+from baton.services.router.cluster.snapshot import UNREAD, ClusterSnapshot
 from baton.settings.base import refuse_unknown_variables
 
 _LISTING_WIDTH = 120
+_SHARE_WAIT_S = 3.0
+_POLL_S = 0.3
 
 
 def top(
@@ -49,7 +51,7 @@ def _reader(settings: TopSettings) -> SnapshotReader:
 async def _print_once(settings: TopSettings, console: Console, *, as_json: bool) -> int:
     reader = _reader(settings)
     try:
-        snapshot = await reader.read()
+        snapshot = await _whole(reader)
     finally:
         await reader.close()
     if as_json:
@@ -58,6 +60,17 @@ async def _print_once(settings: TopSettings, console: Console, *, as_json: bool)
     width = console.width if console.is_terminal else _LISTING_WIDTH
     console.print(draw(snapshot, ScreenOptions(width), keys=False), soft_wrap=True, highlight=False)
     return 0
+
+
+async def _whole(reader: SnapshotReader) -> ClusterSnapshot:
+    """A snapshot with the requests of all routers that answer within `_SHARE_WAIT_S`: they share when asked."""
+    snapshot = await reader.read()
+    for _ in range(round(_SHARE_WAIT_S / _POLL_S)):
+        if all(router.status != UNREAD for router in snapshot.routers):
+            break
+        await asyncio.sleep(_POLL_S)
+        snapshot = await reader.read()
+    return snapshot
 
 
 async def _show(settings: TopSettings, console: Console) -> int:

@@ -106,7 +106,8 @@ def _fit(parts: Sequence[list[Text]], room: int | None) -> list[Text]:
 def _header(snapshot: ClusterSnapshot, options: ScreenOptions) -> list[Text]:
     window, limits = snapshot.window, snapshot.objectives
     line = Text(f"baton top: {snapshot.model}", style="bold")
-    line.append(f"  {snapshot.router}", style="none")
+    others = len(snapshot.routers) - 1
+    line.append(f"  {snapshot.router}{f' and {others} more' if others else ''}", style="none")
     _figure(line, "TTFT p95", _ms(window.ttft_p95_ms), bad=(window.ttft_p95_ms or 0.0) > limits.ttft_p95_ms)
     _figure(line, "ITL p99", _ms(window.itl_p99_ms))
     _figure(line, "errors", f"{100 * window.error_ratio:.1f} %", bad=window.error_ratio > limits.error_ratio)
@@ -116,6 +117,9 @@ def _header(snapshot: ClusterSnapshot, options: ScreenOptions) -> list[Text]:
     if snapshot.degraded:
         away = ", ".join(snapshot.degraded)
         lines.append(Text(f"! {away} away: running requests go on, new ones are not durable", style=_BAD))
+    mute = [f"{router.id} ({router.status})" for router in snapshot.routers if router.open is None]
+    if mute:
+        lines.append(Text(f"! not shown: the requests of {', '.join(mute)}", style=_WARN))
     if snapshot.scope == "own":
         lines.append(Text("an operator's key shows workers and links (baton key --operator)", style=_DIM))
     if options.problem:

@@ -66,18 +66,19 @@ class ClusterEndpoints:
         return await ClusterStream.open(messages)
 
     async def requests(self, request: Request) -> Response:
-        """GET /v1/cluster/requests: requests that ended lately."""
+        """GET /v1/cluster/requests: requests that ended lately, here and on routers that share with this one."""
         query = request.query_params
         limit = _number(query.get("limit"), "limit", DEFAULT_LISTED, MAX_LISTED)
-        slower_us = 1000 * _number(query.get("slower_than_ms"), "slower_than_ms", 0, 10**9)
+        slower_ms = _number(query.get("slower_than_ms"), "slower_than_ms", 0, 10**9)
         outcome = query.get("outcome", "")
         if outcome and outcome not in {each.value for each in Outcome}:
             raise InvalidRequest(f"outcome cannot be {short_repr(outcome)}", param="outcome")
         notable = query.get("notable", "") not in ("", "0", "false")
-        found = []
-        for trace in self._feed.view.recent(visible_tenant(request), MAX_LISTED, notable=notable):
-            if trace.e2e_us >= slower_us and outcome in ("", trace.outcome.value):
-                found.append(recent_row(trace))
+        view, tenant = self._feed.view, visible_tenant(request)
+        rows = [recent_row(trace) for trace in view.recent(tenant, MAX_LISTED, notable=notable)]
+        rows += [row for row in view.ends.foreign(tenant) if row.notable or not notable]
+        found = [row for row in rows if row.e2e_ms >= slower_ms and outcome in ("", row.outcome)]
+        found.sort(key=lambda row: row.at_ms, reverse=True)
         return _json(msgspec.json.encode(RecentRequests(found[:limit])))
 
     async def request(self, request: Request) -> Response:

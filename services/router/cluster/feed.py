@@ -9,6 +9,7 @@ reads again, which replaces everything it has. One event loop owns it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ QUIET_FRAME_S = 1.0
 MAX_VIEWERS = 16
 RETRY_AFTER_S = 5.0
 MAX_TOLD_EVENTS = 64
+WATCHED_S = 5.0
+"""Readers that poll more often than this keep the other routers sharing."""
 
 _LISTS = frozenset({"events", "recent"})
 """Parts that frames leave out: their news come as events of their own."""
@@ -80,6 +83,14 @@ class ClusterFeed:
         self._builds: dict[str | None, tuple[float, _EncodedParts]] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._read_at = -math.inf
+        self.on_watch: Callable[[], None] = lambda: None
+        """Called when somebody begins to watch."""
+
+    @property
+    def watched(self) -> bool:
+        """True while there are viewers, and for `WATCHED_S` after a snapshot."""
+        return bool(self._viewers) or self._clock() - self._read_at < WATCHED_S
 
     @property
     def num_viewers(self) -> int:
@@ -93,6 +104,7 @@ class ClusterFeed:
     def snapshot(self, tenant: str | None) -> bytes:
         """The snapshot in JSON, at most one frame interval old: readers that poll cost one build an interval."""
         now = self._clock()
+        self._note_reader()
         built = self._builds.get(tenant)
         if built is None or now - built[0] >= self._interval_s:
             self._builds = {scope: kept for scope, kept in self._builds.items() if now - kept[0] < self._interval_s}
@@ -106,6 +118,7 @@ class ClusterFeed:
         """
         if len(self._viewers) >= MAX_VIEWERS:
             raise TooManyViewers(f"this router has {MAX_VIEWERS} viewers already", retry_after_s=RETRY_AFTER_S)
+        self._note_reader()
         viewer = _Viewer(tenant)
         self._viewers.add(viewer)
         try:
@@ -131,6 +144,11 @@ class ClusterFeed:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    def _note_reader(self) -> None:
+        before, self._read_at = self.watched, self._clock()
+        if not before:
+            self.on_watch()
 
     def _start(self) -> None:
         if self._task is None and not self._closed:
@@ -173,7 +191,7 @@ class _FeedState:
         self._view = view
         self._sent: dict[str | None, tuple[_EncodedParts, float, float]] = {}  # build, time of a frame, of a snapshot
         self._seq = view.events.last_seq
-        self._num_ended = view.num_ended
+        self._num_ended = view.ends.count
 
     def message(self, scope: str | None, build: _EncodedParts, now: float) -> tuple[bytes, _EncodedParts]:
         """What viewers of one scope get now; may be nothing."""
@@ -187,13 +205,13 @@ class _FeedState:
         parts = [] if frame is None else [named_event(b"frame", frame)]
         news = [event for event in self._view.events.after(self._seq) if is_visible(event, scope)]
         parts += [named_event(b"event", _encode(event)) for event in news[-MAX_TOLD_EVENTS:]]
-        parts += [named_event(b"request", _encode(row)) for row in self._view.ended_after(self._num_ended, scope)]
+        parts += [named_event(b"request", _encode(row)) for row in self._view.ends.after(self._num_ended, scope)]
         self._sent[scope] = (build, now if frame is not None else last[1], last[2])
         return b"".join(parts), build
 
     def told(self) -> None:
         """All events and requests up to now were sent."""
-        self._seq, self._num_ended = self._view.events.last_seq, self._view.num_ended
+        self._seq, self._num_ended = self._view.events.last_seq, self._view.ends.count
 
 
 _encode = msgspec.json.Encoder().encode

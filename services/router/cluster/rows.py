@@ -117,4 +117,5 @@ def recent_row(trace: RequestTrace) -> RecentRequest:
         ttft_ms=None if trace.ttft_us is None else trace.ttft_us / 1000,
         e2e_ms=trace.e2e_us / 1000,
         notable=trace.outcome is Outcome.FAILED or trace.num_attempts > trace.n,
+        router=trace.router,
     )

@@ -13,11 +13,13 @@ MAX_REQUESTS = 200
 """Rows of open requests; `num_requests` counts all."""
 MAX_RECENT = 20
 MAX_EVENTS = 50
+UNREAD = "unread"
+"""Status of a router that was asked for its requests, and has not answered yet."""
 VERSION = 1
 
 
 class ServiceWindow(msgspec.Struct, frozen=True):
-    """The last minutes of this router. A quantile without a request is null, never 0.
+    """The last minutes of all routers that answer. A quantile without a request is null, never 0.
 
     `error_ratio`: failed of all requests that were not refused. `output_tok_s`: of the last second.
     """
@@ -41,14 +43,18 @@ class ServiceObjectives(msgspec.Struct, frozen=True):
 
 
 class RouterRow(msgspec.Struct, frozen=True):
-    """One router. `open`: admitted sequences, waiting and running."""
+    """One router; the one that answers comes first. `open`: admitted sequences, waiting and running.
+
+    `status`: ready, draining, `UNREAD`, silent or unreadable. The requests of the last
+    three are not shown, and their numbers are null.
+    """
 
     id: str
     status: str
-    open: int
-    queued: int
-    queued_tokens: int
-    output_tok_s: float
+    open: int | None = None
+    queued: int | None = None
+    queued_tokens: int | None = None
+    output_tok_s: float | None = None
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
@@ -93,7 +99,7 @@ class LinkRow(msgspec.Struct, frozen=True):
 
 
 class OpenRequestRow(msgspec.Struct, frozen=True, array_like=True):
-    """One open sequence of this router, as an array in this order. `state`: as in `baton.domain.lifecycle`."""
+    """One open sequence of `router`, as an array in this order. `state`: as in `baton.domain.lifecycle`."""
 
     id: str
     router: str
@@ -123,10 +129,14 @@ class RecentRequest(msgspec.Struct, frozen=True):
     ttft_ms: float | None
     e2e_ms: float
     notable: bool = False
+    router: str = ""
 
 
 class ClusterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that happened. `level`: info, good, warn or bad. `seq` grows by one an event on this router."""
+    """Something that happened. `level`: info, good, warn or bad. `seq` grows by one an event on this router.
+
+    `router`: another one, which it happened on.
+    """
 
     seq: int
     at_ms: int
@@ -136,10 +146,14 @@ class ClusterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     request: str = ""
     tenant: str = ""
+    router: str = ""
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
-    """The cluster as one router sees it. `scope`: all, or own for a key that shows the requests of its tenant only."""
+    """The cluster as one router sees it, with the requests that the others share.
+
+    `scope`: all, or own for a key that shows the requests of its tenant only.
+    """
 
     now_ms: int
     build: str

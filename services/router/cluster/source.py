@@ -24,7 +24,7 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A sequence that waits or runs. `request_id`: of its HTTP request."""
+    """A sequence that waits or runs. `request_id`: of its HTTP request. `private`: other routers do not show it."""
 
     id: str
     request_id: str
@@ -37,6 +37,7 @@ class OpenRequest:
     num_output_tokens: int
     age_s: float
     attempt: int
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Builds the snapshot of the cluster, from the router's own state and from the requests that ended.
+"""Builds the snapshot of the cluster, from the router's own state, the requests that ended and what routers share.
 
     registry read --> observe: changes, rates        request event, end --> events, window
-                                    `--> snapshot(tenant), when a viewer asks
+    other routers --> take_peers: rows, events, ends   `--> snapshot(tenant), when a viewer asks; share, when another
+                                                            router watches
 
 Without viewers, one comparison a heartbeat and one append a request are all that runs. One event loop owns it.
 """
@@ -9,15 +10,20 @@ Without viewers, one comparison a heartbeat and one append a request are all tha
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.domain.lifecycle import RequestState
 from baton.services.router.cluster.changes import ClusterChanges
+from baton.services.router.cluster.ended_requests import EndedRequests
 from baton.services.router.cluster.event_log import ClusterEventLog
+from baton.services.router.cluster.peers.merge import merged
+from baton.services.router.cluster.peers.peer_routers import PeerRouters
+from baton.services.router.cluster.peers.share import VERSION as SHARE_VERSION
+from baton.services.router.cluster.peers.share import RouterShare, SharedRow, encode_share
 from baton.services.router.cluster.rates import ClusterRates
-from baton.services.router.cluster.rows import link_rows, lost_row, recent_row, request_row, worker_row
+from baton.services.router.cluster.rows import link_rows, lost_row, request_row, worker_row
 from baton.services.router.cluster.snapshot import (
     MAX_EVENTS,
     MAX_LINKS,
@@ -25,12 +31,12 @@ from baton.services.router.cluster.snapshot import (
     MAX_REQUESTS,
     MAX_WORKERS,
     ClusterSnapshot,
-    RecentRequest,
     RouterRow,
     ServiceObjectives,
 )
 from baton.services.router.cluster.source import ClusterSource
-from baton.services.router.cluster.window import RequestWindow
+from baton.services.router.cluster.window import RequestWindow, WindowTotals, summarize
+from baton.store.views.view_store import MAX_VIEW_BYTES, StoredView
 from baton.telemetry.metrics import ITL_SECONDS
 from baton.telemetry.request_timer import RequestTimer
 from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent
@@ -40,6 +46,8 @@ REFUSAL_EVENT_S = 1.0
 """Refusals within this time are one event."""
 MAX_SCANNED = 512
 """Ended requests that one answer looks at."""
+MAX_FOREIGN_EVENTS = 32
+"""Events of other routers that one reading adds, the newest."""
 _EVENT_LEVELS = {"attempt_failed": "bad", "replayed": "warn"}
 
 
@@ -68,16 +76,16 @@ class ClusterView:
         """Subscribes to the ends and events of requests."""
         self.identity = identity
         self.events = ClusterEventLog(unix_s)
-        self.ended: deque[RequestTrace] = deque(maxlen=MAX_RECENT)
-        """The latest requests, oldest first; `num_ended` counts all."""
-        self.num_ended = 0
+        self.ends = EndedRequests(unix_s)
+        self.peers = PeerRouters(identity.router, len(ITL_SECONDS.bounds) + 1)
         self._source = source
         self._traces = traces
         self._clock = clock
         self._unix_s = unix_s
         self._rates = ClusterRates()
         self._changes = ClusterChanges(self.events)
-        self._window = RequestWindow(ITL_SECONDS.bounds)
+        self._window = RequestWindow()
+        self._num_shares = 0
         self._refusals: Counter[str] = Counter()
         self._refused_at = -REFUSAL_EVENT_S
         traces.add_sink(self._on_trace)
@@ -94,19 +102,14 @@ class ClusterView:
 
     def snapshot(self, tenant: str | None = None) -> ClusterSnapshot:
         """The cluster now. `tenant`: its own requests and no workers; None: everything."""
-        now, load = self._clock(), self._source.load()
-        self._window.observe(load.num_tokens, ITL_SECONDS.counts(), now)
-        self._report_refusals(now)
+        now = self._clock()
+        window = self._window_now(now)
         workers, breakers = self._source.workers(), self._source.breakers()
-        lost = self._changes.lost(now)
         shown = [each for each in self._source.requests() if tenant in (None, each.tenant)]
-        own = tenant is not None
-        router = self.identity.router
+        own, router = tenant is not None, self.identity.router
         rows = [worker_row(worker, self._rates) for worker in workers[:MAX_WORKERS]]
-        rows += [lost_row(worker, now) for worker in lost]
-        status = "draining" if load.draining else "ready"
-        tokens = self._window.output_tokens_per_s(load.num_tokens, now)
-        return ClusterSnapshot(
+        rows += [lost_row(worker, now) for worker in self._changes.lost(now)]
+        snapshot = ClusterSnapshot(
             now_ms=round(1000 * self._unix_s()),
             build=self.identity.build,
             version=self.identity.version,
@@ -115,20 +118,48 @@ class ClusterView:
             scope="own" if own else "all",
             demo=self.identity.demo and not own,
             objectives=ServiceObjectives(),
-            window=self._window.summary(load.num_tokens, ITL_SECONDS.counts(), now),
+            window=summarize([], ()),
             degraded=self._source.degraded(),
             counts=self._counts(),
             num_requests=len(shown),
             num_workers=0 if own else len(workers),
-            routers=(
-                RouterRow(router, status, load.num_open, load.num_queued, load.num_queued_tokens, round(tokens, 1)),
-            ),
+            routers=(self._router_row(window),),
             workers=() if own else tuple(rows),
             links=() if own else tuple(link_rows(workers, breakers, self._rates)[:MAX_LINKS]),
             requests=tuple([request_row(each, router) for each in shown[:MAX_REQUESTS]]),
-            recent=tuple([recent_row(trace) for trace in reversed(self.ended) if tenant in (None, trace.tenant)]),
+            recent=tuple(self.ends.newest(tenant, MAX_RECENT)),
             events=tuple(self.events.newest(tenant, MAX_EVENTS)),
         )
+        peers = self.peers
+        return merged(snapshot, window, ITL_SECONDS.bounds, peers.shares(now), peers.rows(now), tenant)
+
+    def share(self) -> bytes:
+        """What other routers show of this one. Private calls count, and are not listed."""
+        now = self._clock()
+        window, router = self._window_now(now), self.identity.router
+        self._num_shares += 1
+        requests = list(self._source.requests())
+        listed = [each for each in requests if not each.private][:MAX_REQUESTS]
+        share = RouterShare(
+            v=SHARE_VERSION,
+            number=self._num_shares,
+            row=self._router_row(window),
+            counts=self._counts(),
+            num_requests=len(requests),
+            window=window,
+            rows=[SharedRow(each.tenant, request_row(each, router)) for each in listed],
+            ends=self.ends.shared(),
+            events=list(self.events.shared),
+        )
+        return encode_share(share, MAX_VIEW_BYTES)
+
+    def take_peers(self, views: Sequence[StoredView], *, watching: bool = True) -> None:
+        """Takes one reading of the other routers, and of what they share if this one watches."""
+        news = self.peers.observe(views, self._clock(), watching=watching)
+        events = [(event, each.router) for each in news for event in each.events]
+        for event, router in sorted(events, key=lambda pair: pair[0].at_ms)[-MAX_FOREIGN_EVENTS:]:
+            self.events.add_foreign(event, router)
+        self.ends.add_foreign([end for each in news for end in each.ends])
 
     def recent(self, tenant: str | None, count: int, *, notable: bool = False) -> Iterator[RequestTrace]:
         """At most `count` requests that ended, newest first, among the last `MAX_SCANNED`."""
@@ -145,10 +176,17 @@ class ClusterView:
         trace = self._traces.find(id)
         return trace if trace is not None and tenant in (None, trace.tenant) else None
 
-    def ended_after(self, count: int, tenant: str | None) -> list[RecentRequest]:
-        """The latest requests, beginning after the first `count` of all, oldest first."""
-        new = list(self.ended)[-(self.num_ended - count) :] if self.num_ended > count else []
-        return [recent_row(trace) for trace in new if tenant in (None, trace.tenant)]
+    def _window_now(self, now: float) -> WindowTotals:
+        load = self._source.load()
+        self._window.observe(load.num_tokens, ITL_SECONDS.counts(), now)
+        self._report_refusals(now)
+        return self._window.totals(load.num_tokens, ITL_SECONDS.counts(), now)
+
+    def _router_row(self, window: WindowTotals) -> RouterRow:
+        load = self._source.load()
+        status = "draining" if load.draining else "ready"
+        row = (load.num_open, load.num_queued, load.num_queued_tokens, window.output_tok_s)
+        return RouterRow(self.identity.router, status, *row)
 
     def _counts(self) -> dict[str, int]:
         counts = dict.fromkeys((state.value for state in RequestState if not state.terminal), 0)
@@ -159,13 +197,13 @@ class ClusterView:
     def _on_trace(self, trace: RequestTrace, data: bytes) -> None:
         now = self._clock()
         self._window.add(trace, now)
-        self.ended.append(trace)
-        self.num_ended += 1
+        self.ends.add(trace)
+        about = {"request": trace.id, "tenant": trace.tenant}
         if trace.outcome is Outcome.REFUSED:
             self._refusals[trace.code] += 1
             self._report_refusals(now)
         elif trace.outcome is Outcome.FAILED:
-            self.events.add("failed", "bad", f"failed: {trace.code}", request=trace.id, tenant=trace.tenant)
+            self.events.add_request("failed", "bad", f"failed: {trace.code}", private=trace.private, **about)
         num = 0
         for sequence in trace.sequences:
             for attempt in sequence.attempts:
@@ -173,11 +211,12 @@ class ClusterView:
         if num:
             times = "once" if num == 1 else f"{num} times"
             text = f"was preempted {times}: its worker needed the pages"
-            self.events.add("preempted", "warn", text, request=trace.id, tenant=trace.tenant)
+            self.events.add_request("preempted", "warn", text, private=trace.private, **about)
 
     def _on_request_event(self, timer: RequestTimer, event: TraceEvent) -> None:
         level = _EVENT_LEVELS.get(event.kind, "info")
-        self.events.add(event.kind, level, event.text, request=timer.id, tenant=timer.origin.tenant)
+        about = {"request": timer.id, "tenant": timer.origin.tenant}
+        self.events.add_request(event.kind, level, event.text, private=timer.private, **about)
 
     def _report_refusals(self, now: float) -> None:
         """One event for all refusals since the last one, at most one in `REFUSAL_EVENT_S`."""
@@ -185,6 +224,8 @@ class ClusterView:
             return
         total = self._refusals.total()
         codes = ", ".join(sorted(self._refusals))
-        self.events.add("refused", "warn", f"{total} {'request' if total == 1 else 'requests'} refused: {codes}")
+        self.events.add_request(
+            "refused", "warn", f"{total} {'request' if total == 1 else 'requests'} refused: {codes}"
+        )
         self._refusals.clear()
         self._refused_at = now

@@ -1,10 +1,12 @@
-"""The last minutes of one router: latencies, errors, refusals and output tokens. Owned by `view`; pure."""
+"""The last minutes of routers: latencies, errors, refusals and output tokens. Owned by `view`; pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from baton.services.router.cluster.snapshot import ServiceWindow
 from baton.telemetry.fast_histogram import quantile
@@ -32,11 +34,22 @@ class _Totals:
     itl_counts: tuple[int, ...]
 
 
-class RequestWindow:
-    """`itl_bounds`: upper bounds of the buckets of the ITL histogram."""
+class WindowTotals(msgspec.Struct, frozen=True, array_like=True):
+    """What one router adds to a `ServiceWindow`. `itl_counts`: gaps between tokens, by bucket of the ITL histogram."""
 
-    def __init__(self, itl_bounds: Sequence[float]) -> None:
-        self._itl_bounds = itl_bounds
+    requests: int
+    failed: int
+    refused: int
+    replayed: int
+    output_tok_s: float
+    ttft_us: list[int]
+    itl_counts: list[int]
+
+
+class RequestWindow:
+    """The requests of one router that ended lately."""
+
+    def __init__(self) -> None:
         self._ended: deque[_Ended] = deque(maxlen=MAX_REQUESTS)
         self._totals: deque[_Totals] = deque(maxlen=MAX_TOTALS)
 
@@ -57,34 +70,48 @@ class RequestWindow:
             return 0.0
         return max(0.0, (num_tokens - base.num_tokens) / (now - base.at_s))
 
-    def summary(self, num_tokens: int, itl_counts: tuple[int, ...], now: float) -> ServiceWindow:
+    def totals(self, num_tokens: int, itl_counts: tuple[int, ...], now: float) -> WindowTotals:
         """The window that ends now."""
         while self._ended and now - self._ended[0].at_s > WINDOW_S:
             self._ended.popleft()
         while self._totals and now - self._totals[0].at_s > WINDOW_S:
             self._totals.popleft()
         outcomes = [each.outcome for each in self._ended]
-        failed, refused = outcomes.count(Outcome.FAILED), outcomes.count(Outcome.REFUSED)
-        served = len(outcomes) - refused
-        return ServiceWindow(
-            seconds=round(WINDOW_S),
+        return WindowTotals(
             requests=len(outcomes),
-            failed=failed,
-            refused=refused,
+            failed=outcomes.count(Outcome.FAILED),
+            refused=outcomes.count(Outcome.REFUSED),
             replayed=sum(each.replayed for each in self._ended),
-            error_ratio=failed / served if served else 0.0,
             output_tok_s=round(self.output_tokens_per_s(num_tokens, now), 1),
-            ttft_p95_ms=_ms(_percentile([each.ttft_us for each in self._ended if each.ttft_us is not None], 0.95)),
-            itl_p99_ms=self._itl_p99_ms(itl_counts),
+            ttft_us=[each.ttft_us for each in self._ended if each.ttft_us is not None],
+            itl_counts=self._new_gaps(itl_counts),
         )
 
-    def _itl_p99_ms(self, itl_counts: tuple[int, ...]) -> float | None:
-        if not itl_counts:
-            return None
+    def _new_gaps(self, itl_counts: tuple[int, ...]) -> list[int]:
+        """The gaps between tokens within the window, by bucket."""
         before = self._totals[0].itl_counts if self._totals else ()
         base = before or (0,) * len(itl_counts)
-        seconds = quantile(self._itl_bounds, [b - a for a, b in zip(base, itl_counts, strict=True)], 0.99)
-        return None if seconds is None else round(1000 * seconds, 1)
+        return [b - a for a, b in zip(base, itl_counts, strict=True)]
+
+
+def summarize(windows: Sequence[WindowTotals], itl_bounds: Sequence[float]) -> ServiceWindow:
+    """The windows of several routers as one; quantiles are those of all their requests together."""
+    requests, failed = sum(each.requests for each in windows), sum(each.failed for each in windows)
+    refused = sum(each.refused for each in windows)
+    served = requests - refused
+    gaps = [sum(column) for column in zip(*(each.itl_counts for each in windows if each.itl_counts), strict=True)]
+    itl_s = quantile(itl_bounds, gaps, 0.99) if gaps else None
+    return ServiceWindow(
+        seconds=round(WINDOW_S),
+        requests=requests,
+        failed=failed,
+        refused=refused,
+        replayed=sum(each.replayed for each in windows),
+        error_ratio=failed / served if served > 0 else 0.0,
+        output_tok_s=round(sum(each.output_tok_s for each in windows), 1),
+        ttft_p95_ms=_ms(_percentile([us for each in windows for us in each.ttft_us], 0.95)),
+        itl_p99_ms=None if itl_s is None else round(1000 * itl_s, 1),
+    )
 
 
 def _percentile(values: list[int], fraction: float) -> int | None:

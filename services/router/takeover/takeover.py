@@ -299,6 +299,7 @@ class Takeovers:
             call = await context.media.restored(call)
             context.media.keep(call)
         timer = RequestTimer(RequestOrigin(record.endpoint, record.tenant), time.monotonic())
+        timer.private = record.private
         timer.begin(record.id, len(call.sequences), call.num_prompt_tokens, stream=call.stream_options is not None)
         try:
             source = GenerationSource(context.dispatcher, call, timer.sequences, unfinished)

@@ -154,7 +154,7 @@ function Happened({ events, failuresOnly, setFailuresOnly, onPick }) {
     <div role="log" aria-live="polite" aria-label="Events" class="feed" tabindex="0"><ul>
       ${shown.map((event) => html`<li key=${event.seq} data-event=${event.kind}><span class="mono mut">${clock(event.at_ms)}</span>
         <b class=${MARKS[event.level]?.[1] || "mut"} aria-hidden="true">${MARKS[event.level]?.[0] || "i"}</b>
-        <span class="text">${event.request && html`<button class="chip" onClick=${() => onPick(event.request)} aria-label=${`Request ${tag(event.request)}`}>${tag(event.request)}</button> `}${event.kind === "replayed" ? "replayed: " : event.kind === "attempt_failed" ? "lost: " : ""}${event.text}</span></li>`)}
+        <span class="text">${event.request && html`<button class="chip" onClick=${() => onPick(event.request)} aria-label=${`Request ${tag(event.request)}`}>${tag(event.request)}</button> `}${event.router && html`<span class="mut">${event.router}</span> `}${event.kind === "replayed" ? "replayed: " : event.kind === "attempt_failed" ? "lost: " : ""}${event.text}</span></li>`)}
       ${!shown.length && html`<li class="mut none">Nothing yet: joins, drains, losses and replays appear here.</li>`}
     </ul></div></section>`;
 }
@@ -172,6 +172,15 @@ function NoPair({ cluster }) {
   return html`<section class="notice" aria-label="Missing workers"><b class="warn">▲ No ${missing} worker is ready.</b><code>baton serve ${missing.split(" ")[0]} --model … --redis-url …</code></section>`;
 }
 
+const MUTE = { unread: "is asked for its requests", silent: "does not answer", unreadable: "answers in a form that cannot be read" };
+
+/** The other routers of the cluster; nothing for a single one. */
+function Routers({ cluster }) {
+  if (cluster.routers.length < 2) return null;
+  return html`<section class="key" aria-label="Routers"><b>Routers:</b>${cluster.routers.map((router, index) => html`<span key=${index + router.id} data-router=${router.id} data-status=${router.status}>
+    ${router.open === null ? html`<b class=${router.status === "unread" ? "mut" : "warn"}>${router.status === "unread" ? "" : "▲ "}${router.id} ${MUTE[router.status]}: its requests are not shown</b>` : `${router.id}${index ? "" : " (this one)"}${router.status === "draining" ? ", draining" : ""}: ${whole(router.open)} open, ${whole(router.output_tok_s)} tok/s`}</span>`)}</section>`;
+}
+
 export function Live({ cluster, history, chosen, trace, message, onPick, failuresOnly, setFailuresOnly }) {
   const [tab, setTab] = useState(3);
   const counts = {};
@@ -184,6 +193,7 @@ export function Live({ cluster, history, chosen, trace, message, onPick, failure
   const idle = !cluster.requests.length && !cluster.recent.length;
   return html`<${NoPair} cluster=${cluster} />
     <${Levels} cluster=${cluster} />
+    <${Routers} cluster=${cluster} />
     <main>
       <h2 class="sr">Requests on their way</h2>
       ${cluster.scope === "own" && html`<p class="mut">This key shows your own requests. A key marked <code>operator</code> shows workers and links too.</p>`}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from baton.services.cli.top.screen import BAR_CELLS, ScreenOptions, WorkerSelection, draw
-from baton.services.router.cluster.snapshot import ClusterEvent
+from baton.services.router.cluster.snapshot import ClusterEvent, RouterRow
 from tests.unit.cli.top.snapshots import SNAPSHOT, worker
 
 
@@ -89,3 +89,10 @@ def test_a_bar_shows_an_owner_with_one_page_and_never_overflows():
     (bar,) = [line[line.index("[") + 1 : line.index("]")] for line in screen(snapshot) if line.startswith(" decode  w")]
     assert len(bar) == BAR_CELLS
     assert set(bar) == set("#^+~x-")
+
+
+def test_several_routers_are_counted_and_one_that_does_not_answer_is_named():
+    routers = (*SNAPSHOT.routers, RouterRow("router-1", "ready", 1, 0, 0, 9.0), RouterRow("router-2", "silent"))
+    text = draw(msgspec.structs.replace(SNAPSHOT, routers=routers), ScreenOptions(120), keys=False).plain
+    assert "router-0 and 2 more" in text
+    assert "! not shown: the requests of router-2 (silent)" in text

@@ -103,8 +103,8 @@ def test_the_log_is_bounded_and_its_numbers_grow():
 def test_a_tenant_sees_only_events_of_its_requests():
     log = ClusterEventLog(lambda: 1.0)
     log.add("lost", "bad", "decode-0", worker="decode-0")
-    log.add("replayed", "warn", "", request="a", tenant="red")
-    log.add("replayed", "warn", "", request="b", tenant="blue")
+    log.add_request("replayed", "warn", "", request="a", tenant="red")
+    log.add_request("replayed", "warn", "", request="b", tenant="blue")
     log.add("refused", "warn", "two requests")
     assert [event.request for event in log.newest("red", 9)] == ["a"]
     assert log.newest("", 9) == [], "a tenant without a name is not everyone"

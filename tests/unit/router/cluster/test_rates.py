@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from baton.domain.ids import Incarnation
 from baton.services.router.cluster.rates import GIB, ClusterRates
-from baton.services.router.cluster.window import WINDOW_S, RequestWindow
+from baton.services.router.cluster.snapshot import ServiceWindow
+from baton.services.router.cluster.window import WINDOW_S, RequestWindow, summarize
 from baton.telemetry.fast_histogram import quantile
 from baton.telemetry.request_trace import Outcome, RequestTrace
 from tests.unit.router.cluster.worker_records import link, record, worked
@@ -56,40 +57,57 @@ def test_a_link_is_as_fast_as_its_pulls_not_as_busy():
     assert rates.gib_per_s(decode.links[0], decode.incarnation) is None
 
 
+def summary(window: RequestWindow, itl_counts: tuple[int, ...], now: float) -> ServiceWindow:
+    return summarize([window.totals(0, itl_counts, now)], (0.01, 0.1))
+
+
 def test_the_window_counts_outcomes_and_forgets_them():
-    window = RequestWindow((0.01, 0.1))
+    window = RequestWindow()
     for outcome in (Outcome.FINISHED, Outcome.FINISHED, Outcome.FAILED, Outcome.REFUSED):
         window.add(trace(outcome), 1.0)
-    summary = window.summary(0, (), 2.0)
-    assert (summary.requests, summary.failed, summary.refused) == (4, 1, 1)
-    assert summary.error_ratio == pytest.approx(1 / 3)
-    later = window.summary(0, (), 2.0 + WINDOW_S)
+    seen = summary(window, (), 2.0)
+    assert (seen.requests, seen.failed, seen.refused) == (4, 1, 1)
+    assert seen.error_ratio == pytest.approx(1 / 3)
+    later = summary(window, (), 2.0 + WINDOW_S)
     assert (later.requests, later.error_ratio, later.ttft_p95_ms) == (0, 0.0, None)
 
 
 def test_output_tokens_a_second_are_those_of_the_last_seconds():
-    window = RequestWindow((0.01,))
+    window = RequestWindow()
     for at_s, total in ((0.0, 0), (1.0, 100), (2.0, 100), (3.0, 100)):
         window.observe(total, (), at_s)
     assert window.output_tokens_per_s(160, 4.0) == pytest.approx(30.0)
 
 
 def test_the_itl_quantile_is_that_of_the_window():
-    window = RequestWindow((0.01, 0.1))
+    window = RequestWindow()
     window.observe(0, (1000, 0, 0), 0.0)  # before the window's requests
-    assert window.summary(0, (1000, 100, 0), 1.0).itl_p99_ms == pytest.approx(99.1)
-    assert window.summary(0, (1000, 0, 0), 1.0).itl_p99_ms is None
+    assert summary(window, (1000, 100, 0), 1.0).itl_p99_ms == pytest.approx(99.1)
+    assert summary(window, (1000, 0, 0), 1.0).itl_p99_ms is None
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60))
 def test_ttft_p95_is_one_of_the_values_and_above_most(values: list[int]):
-    window = RequestWindow((0.01,))
+    window = RequestWindow()
     for value in values:
         window.add(trace(ttft_us=value), 1.0)
-    p95 = window.summary(0, (), 1.0).ttft_p95_ms
+    p95 = summary(window, (), 1.0).ttft_p95_ms
     assert p95 is not None
     assert round(p95 * 1000) in values
     assert sum(value <= p95 * 1000 + 0.5 for value in values) >= 0.95 * len(values)
+
+
+@given(st.lists(st.lists(st.integers(1, 10**6), max_size=20), min_size=1, max_size=4))
+def test_windows_of_several_routers_are_as_one_window_of_all_requests(routers: list[list[int]]):
+    windows, whole = [RequestWindow() for _ in routers], RequestWindow()
+    for window, values in zip(windows, routers, strict=True):
+        for value in values:
+            window.add(trace(Outcome.FAILED if value % 7 == 0 else Outcome.FINISHED, ttft_us=value), 1.0)
+            whole.add(trace(Outcome.FAILED if value % 7 == 0 else Outcome.FINISHED, ttft_us=value), 1.0)
+    totals = [window.totals(0, (0, len(of), 1), 1.0) for window, of in zip(windows, routers, strict=True)]
+    merged = summarize(totals, (0.01, 0.1))
+    gaps = (0, sum(map(len, routers)), len(routers))
+    assert merged == summary(whole, gaps, 1.0)
 
 
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=3), st.floats(0.0, 1.0))

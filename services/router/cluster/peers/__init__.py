@@ -1,0 +1,1 @@
+"""The requests of the other routers, for the live view."""
