@@ -115,6 +115,11 @@ _WHILE_IMPORTING = frozenset(
 )  # fmt: skip
 """Faults of an import's source, its reader, what is between them, and its client."""
 
+_WHILE_SHARING = frozenset(
+    {ClusterFault.KILL_PREFILL, ClusterFault.STOP_PREFILL, ClusterFault.KILL_ROUTER, ClusterFault.HANG_UP}
+)
+"""Those of a source that is a prefill worker: both workers have one role, so no link between roles is theirs."""
+
 
 def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
     """True if the fault can hit the phase: bits flip, and links throttle, only while pages pass a proxy."""
@@ -125,6 +130,8 @@ def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> b
     if fault is ClusterFault.SILENT_CLIENTS and phase not in (RequestPhase.QUEUED, RequestPhase.DECODING):
         return False
     if phase is RequestPhase.IMPORTING and (fault not in _WHILE_IMPORTING or transport != "stream"):
+        return False
+    if phase is RequestPhase.SHARING and (fault not in _WHILE_SHARING or transport != "stream"):
         return False
     if transport != "stream" and (fault in _NEEDS_PENDING_PAGES or phase is RequestPhase.SEALED):
         return False

@@ -4,6 +4,8 @@
     reserved      decode has reserved pages; prefill workers compute other long prompts, this one waits there
     importing     a second turn: prefill reads the pages of the first answer from decode, over links so slow that most
                   are missing
+    sharing       a prompt again, at another prefill worker: it reads the pages of the one that computed it first, over
+                  such links
     prefilling    chunks of a long prompt are computed, announced and pulled: pages pass, and the client has no token
     sealed        the client has the first token, and links between workers are so slow that pages are missing
     decoding      tokens come, of a greedy, a seeded (n=2), a chat and a stop-string call at once
@@ -19,6 +21,7 @@ import asyncio
 import enum
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from chaos.clients.client import ClientRequest
 from chaos.clients.requests import (
@@ -51,6 +54,7 @@ class RequestPhase(enum.Enum):
     QUEUED = "queued"
     RESERVED = "reserved"
     IMPORTING = "importing"
+    SHARING = "sharing"
     PREFILLING = "prefilling"
     SEALED = "sealed"
     DECODING = "decoding"
@@ -70,6 +74,8 @@ async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContex
                 await _reserve(harness, context)
             case RequestPhase.IMPORTING:
                 await _import(harness, context)
+            case RequestPhase.SHARING:
+                await _share(harness, context)
             case RequestPhase.PREFILLING:
                 await _prefill(harness, context)
             case RequestPhase.SEALED:
@@ -146,6 +152,33 @@ async def _import(harness: ChaosHarness, context: PhaseContext) -> None:
         return bool(pairs)
 
     await eventually(imports, REACH_TIMEOUT_S, "an import of cached pages")
+
+
+async def _share(harness: ChaosHarness, context: PhaseContext) -> None:
+    """Asks for a first token, which moves no page, then for all of them, while that prefill worker takes no prompt.
+
+    Sets `context.prefill` to the pages' source.
+    """
+    cluster = harness.cluster
+    source, *readers = cluster.names("prefill")
+    usual = int(str(cluster.shape.prefill_flags["token-budget"]))
+    cluster.network.change(readers, [source], THROTTLED)
+    before = cluster.network.page_frames()
+
+    async def shares() -> bool:
+        if all(run.task.done() for run in context.runs):
+            request = harness.with_fresh_salt(SEVERAL_PAGES)
+            await cluster.set_prefill_tokens(source, usual)
+            await harness.ask(replace(request, parameters={**request.parameters, "max_tokens": 1}), context.router).task
+            await cluster.set_prefill_tokens(source, 0)
+            context.runs.append(harness.ask(request, context.router, context.other_router))
+        return any(pair in cluster.network.page_frames() - before for pair in ((reader, source) for reader in readers))
+
+    try:
+        await eventually(shares, REACH_TIMEOUT_S, "an import of another prefill worker's pages")
+    finally:
+        await cluster.set_prefill_tokens(source, usual)
+    context.prefill = source
 
 
 def _see_pages(harness: ChaosHarness, context: PhaseContext, before: Counter[tuple[str, str]]) -> bool:

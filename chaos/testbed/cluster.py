@@ -25,6 +25,7 @@ from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.cli.processes.ports import free_ports
 from baton.store.connect import connect
 from baton.store.store import StateStore
+from chaos.testbed.budgets import set_prefill_tokens
 from chaos.testbed.clocks import ClockController
 from chaos.testbed.fork_server import ForkServer
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
@@ -140,6 +141,10 @@ class ChaosCluster:
         with contextlib.suppress(BatonError):
             self._killed_incarnations |= {r.incarnation for r in await self.store.workers() if _name(r.id) == name}
         await asyncio.to_thread(self.processes[name].kill)
+
+    async def set_prefill_tokens(self, name: str, num_tokens: int) -> None:
+        """Changes a worker's budget of prompt tokens a step, 0 for none, until it restarts."""
+        await set_prefill_tokens(self.store, ClusterTrust(self._secret), name, num_tokens)
 
     async def start_redis(self) -> None:
         """Restarts Redis empty at its old address; does nothing while it runs. Proxies must run meanwhile."""

@@ -26,7 +26,7 @@ def test_a_failed_cell_is_not_counted_as_passed() -> None:
         result(RequestPhase.DECODING, ClusterFault.PARTITION_WORKERS, "a gap"),
     ]
     lines = markdown_table(results).splitlines()
-    assert lines[-1] == "| decode \\| prefill | - | - | - | - | - | 1/2, 1.2 s | - | - |"
+    assert lines[-1] == "| decode \\| prefill | - | - | - | - | - | - | 1/2, 1.2 s | - | - |"
 
 
 def test_calls_that_were_sent_again_are_told() -> None:
