@@ -18,6 +18,7 @@ from simulation.checks.checked_store import BrokenRule, CheckedStore
 from simulation.checks.invariants import Violation, check_no_tasks
 from simulation.checks.router_health import RouterHealth
 from simulation.nodes.decode import SimDecode
+from simulation.nodes.encode import SimEncode
 from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.prefill import SimPrefill
 from simulation.nodes.router import SimRouter
@@ -33,7 +34,7 @@ from simulation.scenario import STORE, VERSIONS, FaultPlan, Scenario, SimFaultKi
 ROT_INTERVAL_S = 0.02
 """Pause between two looks for settled pages."""
 
-SimNode = SimPrefill | SimDecode | SimRouter
+SimNode = SimPrefill | SimDecode | SimEncode | SimRouter
 
 
 class SimCluster:
@@ -60,7 +61,7 @@ class SimCluster:
         self._page_network = PageNetwork(scenario.noise)
         self._processes: dict[str, SimProcess] = {}
         self._exited: list[SimProcess] = []
-        self._names = [*scenario.routers, *scenario.prefills, *scenario.decodes]
+        self._names = [*scenario.routers, *scenario.prefills, *scenario.decodes, *scenario.encoders]
         self._router_health = RouterHealth(scenario)
         self._broken_rule = broken_rule
         self._versions = dict.fromkeys([*scenario.prefills, *scenario.decodes], VERSIONS[0])
@@ -154,11 +155,11 @@ class SimCluster:
                 self._change_budgets(process.name, fault.duration_s)
 
     def _rot(self, name: str, until_s: float) -> None:
-        """Flips bytes of settled pages, as soon as there are any."""
+        """Flips bytes of settled pages or of embeddings, as soon as there are any."""
         loop, node = asyncio.get_running_loop(), self.nodes[name]
         assert not isinstance(node, SimRouter)
         if flipped := node.rot(self._rot_rng):
-            self._trace.note(name, f"pages rot: {flipped}")
+            self._trace.note(name, f"{'embeddings' if isinstance(node, SimEncode) else 'pages'} rot: {flipped}")
         elif loop.time() < until_s:
             loop.call_later(ROT_INTERVAL_S, self._rot, name, until_s)
 
@@ -215,6 +216,8 @@ class SimCluster:
             self.nodes[name] = SimPrefill(process, environment, self._versions[name])
         elif name in scenario.decodes:
             self.nodes[name] = SimDecode(process, environment, self._versions[name])
+        elif name in scenario.encoders:
+            self.nodes[name] = SimEncode(process, environment)
         else:
             clock = asyncio.get_running_loop().time
             self.nodes[name] = SimRouter(process, self._network, self.store_server, self._policies, scenario, clock)

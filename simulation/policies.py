@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.domain.fingerprint import Fingerprint, FingerprintPart
+from baton.domain.media.span import MediaRules
 from baton.engine.handoff.cached_exports import CachedExports
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImports
@@ -13,6 +14,8 @@ from baton.services.decode.handoff_client import HandoffClient
 from baton.services.decode.import_policy import ImportPolicy
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.encode.scheduler import EncodeScheduler
+from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.services.router.dispatch.dispatcher import TokenDispatcher
 from baton.services.router.takeover.supersede_listener import SupersedeListener
@@ -21,6 +24,7 @@ from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
 from baton.worker.budget_control import BudgetChange
 from baton.worker.lifecycle import WorkerLifecycle
+from baton.worker.media.media_receiver import MediaReceiver
 from baton.worker.request_validator import EngineRequestValidator
 from simulation.nodes.lua_store import LuaStore
 from simulation.scenario import VOCAB_SIZE
@@ -44,6 +48,9 @@ class PolicyClasses:
     writer: type[StoreWriter] = StoreWriter
     ownership: type[OwnerLease] = OwnerLease
     supersede_listener: type[SupersedeListener] = SupersedeListener
+    encode_scheduler: type[EncodeScheduler] = EncodeScheduler
+    media_gate: type[MediaGate] = MediaGate
+    media_receiver: type[MediaReceiver] = MediaReceiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class SimConfig:
     max_given_pages: int = 4
     max_imported_pages: int = 6
     num_host_slots: int = 20
+    encode_budget_rows: int = 3
 
 
 CONFIG = SimConfig()
@@ -92,4 +100,8 @@ def model_fingerprint(version: int) -> Fingerprint:
     return Fingerprint((FingerprintPart("weights", f"{MODEL} {version}"),))
 
 
+PLACEHOLDER = VOCAB_SIZE
+"""Id of the tokens that stand for rows of images. No output has it."""
+
 INTAKE = EngineRequestValidator(VOCAB_SIZE, CONFIG.max_model_len)
+IMAGE_INTAKE = EngineRequestValidator(VOCAB_SIZE + 1, CONFIG.max_model_len, MediaRules(frozenset({PLACEHOLDER})))

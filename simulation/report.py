@@ -20,6 +20,7 @@ def _lines(result: RunResult, max_lines: int) -> Iterator[str]:
     yield f"  {', '.join((*scenario.routers, *scenario.prefills, *scenario.decodes))}; digests {scenario.digests}"
     yield f"  eviction {scenario.eviction.value}, prefill {scenario.prefill_policy.value}, equal {scenario.equal_steps}"
     yield f"  host tier {scenario.host_write}"
+    yield f"  images {scenario.images}: {', '.join(scenario.encoders) or 'no encode worker'}; towers {scenario.towers}"
     yield f"  prefilling for themselves: {', '.join(scenario.local_prefill_workers) or 'nobody'}"
     yield f"  {scenario.noise}"
     yield from (f"  fault  {fault}" for fault in scenario.faults)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+from unittest.mock import patch
 
 from baton.domain.ids import RequestId
 from simulation.checks.end_of_run import check_only_drains, check_store
@@ -24,13 +25,17 @@ from simulation.policies import PolicyClasses
 from simulation.runtime.process import current_name, task_factory
 from simulation.runtime.trace import Trace, product_logs_in
 from simulation.runtime.virtual_clock import Deadlock, VirtualLoop, patched_engine_clocks
-from simulation.scenario import FAULTS_END_S, ClientPlan, Scenario
+from simulation.scenario import FAULTS_END_S, ClientPlan, ImagePlan, Scenario
+from simulation.vision.image_parser import ImageRequestParser
 
 PROBE_AT_S = FAULTS_END_S + 3.4
 """Time after the last fault until links are up and dead workers are forgotten."""
 
 QUIET_S = 3.5
 """Longer than every lease and reservation; late reads are over by then."""
+
+KEEP_S = 2.0
+"""Longest wait of an image for its prompt. The stores are small."""
 
 POLL_S = 0.1
 
@@ -57,6 +62,8 @@ def run(scenario: Scenario, policies: PolicyClasses | None = None) -> RunResult:
         stack.callback(loop.close)
         stack.enter_context(patched_engine_clocks(loop.time))
         stack.enter_context(product_logs_in(trace, current_name))
+        stack.enter_context(patch("baton.services.router.frontend.RequestParser", ImageRequestParser))
+        stack.enter_context(patch("baton.engine.media.store.KEEP_S", KEEP_S))
         active_run = _Run(scenario, policies or PolicyClasses(), trace)
         try:
             loop.run_until_complete(active_run.run_to_end())
@@ -169,8 +176,17 @@ class _Run:
     def _probe(self, cluster: SimCluster) -> list[SimClient]:
         """Sends a few more clients than any router serves at once; all of them must be served."""
         now, prompt = asyncio.get_running_loop().time(), (0, 1, 2, 0, 1)
+        images = (ImagePlan(1, 0, 2),) if self._scenario.images else ()
         plans = [
-            ClientPlan(RequestId(f"probe{n}"), now, (*prompt, n % 3), 6, n, routers[n % len(routers)])
+            ClientPlan(
+                RequestId(f"probe{n}"),
+                now,
+                (*prompt, n % 3),
+                6,
+                n,
+                routers[n % len(routers)],
+                images=images if n else (),
+            )
             for routers in [self._scenario.routers]
             for n in range(3)
         ]

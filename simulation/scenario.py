@@ -48,7 +48,7 @@ class SimFaultKind(enum.Enum):
     KILL = "kill"  # and restarted after `duration_s`; the store comes back empty
     WIPE = "wipe"  # the store loses all data and lives on
     ROLL_BACK = "roll back"  # after `duration_s` the store has the data of the begin again
-    ROT = "rot"  # within `duration_s`, bytes of settled pages of a worker flip once
+    ROT = "rot"  # within `duration_s`, bytes of settled pages or embeddings of a worker flip once
     FREEZE = "freeze"  # SIGSTOP, then SIGCONT
     HANG = "hang"  # the engine hangs in a step, the process lives
     DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left
@@ -75,12 +75,22 @@ class FaultPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """An image before the prompt's token `at`. `number` names its file, which takes `num_rows` tokens."""
+
+    at: int
+    number: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPlan:
     """One call with `num_choices` choices that end with `max_tokens` or after the first `stop_token` (a stop string).
 
     `router`: its first router. `patience_s`: time after which it loses its connection. `returns`: resumes after any
     lost connection; otherwise that is the end. `regex`: the text matches it, and ends with `END_TOKEN`. `allowed`: the
-    only tokens of the answer. `prompt_logprobs`: scores of the prompt, in the first event of each choice.
+    only tokens of the answer. `prompt_logprobs`: scores of the prompt, in the first event of each choice. `images`: in
+    the order of their places.
     """
 
     name: RequestId
@@ -96,11 +106,15 @@ class ClientPlan:
     regex: str = ""
     allowed: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    images: tuple[ImagePlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Probabilities a message (`loss`: its connection breaks; `duplicate`: a call arrives twice) or a read."""
+    """Probabilities a message (`loss`: its connection breaks; `duplicate`: a call arrives twice) or a read.
+
+    `embedding_corruption`: of a part of an embedding.
+    """
 
     mean_delay_s: float = 0.002
     slow: float = 0.0
@@ -109,6 +123,7 @@ class Noise:
     read_failure: float = 0.0
     read_corruption: float = 0.0
     read_lateness: float = 0.0
+    embedding_corruption: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +135,8 @@ class Scenario:
     `drafts`: decode workers have a drafter. `equal_steps`: prefill steps take equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
     `sessions`: decode's tokens come in sessions.
+    `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
+    `media_bytes`: bound of each worker's store of images.
     """
 
     seed: int
@@ -143,6 +160,10 @@ class Scenario:
     equal_steps: bool = False
     host_write: TierWrite | None = None
     sessions: bool = False
+    images: bool = False
+    num_encoders: int = 0
+    towers: bool = True
+    media_bytes: int = 0
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -155,6 +176,10 @@ class Scenario:
     @property
     def decodes(self) -> tuple[str, ...]:
         return tuple(f"decode-{n}" for n in range(self.num_decodes))
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        return tuple(f"encode-{n}" for n in range(self.num_encoders))
 
     @property
     def local_prefill_workers(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
 from baton.services.prefill.policy import PrefillPolicy
 from baton.settings.tiers import TierWrite
+from simulation.image_scenarios import with_images
 from simulation.scenario import (
     BEGIN_S,
     END_S,
@@ -62,7 +63,8 @@ MAX_DURATION_S = {
 def generate_scenario(seed: int) -> Scenario:
     """Of ten seeds, one is undisturbed, one only drains processes and changes budgets, one begins with a burst, three
     mostly fail routers and their links to the store during long answers (in two of them the store also loses data), one
-    upgrades all workers, and in one the workers' memory rots. In half of them decode workers have a drafter."""
+    upgrades all workers, and in one the workers' memory rots. In half of them decode workers have a drafter, in some
+    there are images and encode workers."""
     scenario = _scenario(seed)
     match seed % 10:
         case 3:
@@ -77,7 +79,7 @@ def generate_scenario(seed: int) -> Scenario:
     eviction = _eviction(seed)
     order = Random(f"order {seed}")
     drafts = Random(f"drafts {seed}").random() < 0.5
-    return replace(
+    scenario = replace(
         scenario,
         faults=(*scenario.faults, *more, *_budget_changes(Random(f"budgets {seed}"), scenario)),
         clients=tuple(_with_limits(Random(f"limits {seed} {plan.name}"), plan) for plan in scenario.clients),
@@ -90,6 +92,7 @@ def generate_scenario(seed: int) -> Scenario:
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )
+    return with_images(Random(f"images {seed}"), scenario)
 
 
 def _eviction(seed: int) -> EvictionPolicy:

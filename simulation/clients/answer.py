@@ -19,6 +19,7 @@ from baton.services.router.streaming.cursor import Cursor
 from simulation.checks.invariants import Violation
 from simulation.nodes.grammar import compiled_regex
 from simulation.scenario import END_TOKEN, VERSIONS, VOCAB_SIZE, ClientPlan
+from simulation.vision.images import seen_prompt
 
 DONE = "[DONE]"
 
@@ -50,7 +51,7 @@ def _next_token(plan: ClientPlan, output: Sequence[int], seed: int) -> int:
     mask = None
     if plan.regex:
         mask = ConstraintMatcher.of(compiled_regex(plan.regex), output).fill(MaskTable(1, 1), 0, {END_TOKEN})
-    return fake_token([*plan.prompt, *output], VOCAB_SIZE, seed, mask=mask, allowed=plan.allowed)
+    return fake_token([*seen_prompt(plan), *output], VOCAB_SIZE, seed, mask=mask, allowed=plan.allowed)
 
 
 def _expected_scores(plan: ClientPlan) -> list[Any]:

@@ -24,6 +24,7 @@ from simulation.nodes.router import SimRouter
 from simulation.policies import MODEL
 from simulation.runtime.trace import Trace
 from simulation.scenario import END_TOKEN, NO_ROUTER, ClientPlan
+from simulation.vision.image_parser import FIELD, images_field
 
 GRACE_S = 0.25
 """Bound on the delay of a client's end after its deadline."""
@@ -172,6 +173,8 @@ class SimClient:
         }
         if plan.regex:
             body |= {"structured_outputs": {"regex": plan.regex}, "stop_token_ids": [END_TOKEN]}
+        if plan.images:
+            body[FIELD] = images_field(plan)
         return RawRequest(COMPLETION, json.dumps(body).encode(), RequestMetadata(self.call_id, 0, plan.seed))
 
     def _hang_up(self) -> None:

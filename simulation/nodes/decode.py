@@ -16,7 +16,7 @@ from typing import Any, cast
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.domain.trust import OPEN_CLUSTER
-from baton.domain.worker import CAPABILITIES, SESSIONS, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES
@@ -61,7 +61,7 @@ from simulation.nodes.drafter import MAX_DRAFTS, SimDrafter
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.state_store import SimStore
-from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
+from simulation.policies import CONFIG, IMAGE_INTAKE, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimChannels, SimServer
 from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory, two_parts
@@ -120,6 +120,7 @@ class SimDecode:
         self._num_preemptions = 0
         self._growth_mode = scenario.growth
         self._gives_pages = scenario.gives_pages
+        self._has_images = scenario.images
         self._rots = any(fault.kind is SimFaultKind.ROT for fault in scenario.faults)
         self._drafter = SimDrafter(process.rng, self._request_of, version) if scenario.drafts else None
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
@@ -212,8 +213,9 @@ class SimDecode:
         server = SimServer()
         identity = (WorkerId(self.process.name), self.process.incarnation)
         config = ServicerConfig(
-            INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, identity, self._masks
-        )
+            IMAGE_INTAKE if self._has_images else INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining,
+            identity, self._masks,
+        )  # fmt: skip
         attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, config)
         servicer = DecodeServicer(self._mailbox, attempts, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
@@ -245,6 +247,7 @@ class SimDecode:
             grammars=CAPABILITY,
             capabilities=(*CAPABILITIES, SESSIONS),
             budgets=self._loop.budgets(),
+            modalities=(TEXT, IMAGE) if self._has_images else (TEXT,),
         )
 
     def _pulled(self, event: PullEvent) -> None:

@@ -14,6 +14,7 @@ from baton.engine.drafts.base import Proposal
 from baton.engine.fake_runner import fake_token
 from simulation.checks.invariants import Violation
 from simulation.scenario import VOCAB_SIZE
+from simulation.vision.images import with_rows
 
 MAX_DRAFTS = 4
 
@@ -68,6 +69,8 @@ class SimDrafter:
 
     def _next_token(self, id: AttemptId, row: Sequence[int]) -> int:
         request = self._request_of(id)
-        banned = banned_tokens(request.stop, len(row) - request.num_prompt_tokens)
+        history, stop = with_rows(row, request.media), request.stop
+        banned = banned_tokens(stop, len(history) - request.num_prompt_tokens)
         seed = 0 if request.sampling.greedy else request.sampling.seed
-        return fake_token(row, VOCAB_SIZE, seed + self._version, banned, allowed=request.sampling.allowed_token_ids)
+        allowed = request.sampling.allowed_token_ids
+        return fake_token(history, VOCAB_SIZE, seed + self._version, banned, allowed=allowed)

@@ -15,11 +15,13 @@ from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, SampleSpec, StepOutput
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.mailbox import Mailbox
+from baton.engine.media.step_inputs import EmbeddingSource
 from baton.engine.thread import EngineLoop
 from baton.grammar.matcher import MaskRow
 from baton.kv.memory import PageMemory
 from simulation.nodes.grammar import new_masks
 from simulation.runtime.process import SimProcess
+from simulation.vision.images import see_images
 
 Command = TypeVar("Command")
 
@@ -66,9 +68,13 @@ class SimMailbox(Mailbox[Command]):
 
 
 class SimRunner(FakeRunner):
-    """The fake model in one of its versions; records whether it ran."""
+    """The fake model in one of its versions; records whether it ran.
+
+    `images`: embeddings for its rows, as `MediaStore.get` gives them; None: it computes no row of an image.
+    """
 
     has_run = False
+    images: EmbeddingSource | None = None
 
     def __init__(
         self, memory: PageMemory, page_size: int, vocab_size: int, host: PageMemory | None = None, version: int = 0
@@ -79,11 +85,23 @@ class SimRunner(FakeRunner):
 
     def run(self, batch: Batch) -> StepOutput:
         self.has_run = True
+        if any(row.media for row in batch.rows):
+            batch = replace(batch, rows=tuple(see_images(row, self.images) for row in batch.rows))
         return super().run(batch)
 
     def _sample(self, spec: SampleSpec, mask: MaskRow | None) -> SampledToken:
         sampling = replace(spec.sampling, seed=spec.sampling.seed + self._version)
         return super()._sample(replace(spec, sampling=sampling), mask)
+
+
+class StepCheck:
+    """The `runner` of an engine that runs no model: whether a turn had a step."""
+
+    has_run = False
+
+    def set(self) -> None:
+        """The turn has a step."""
+        self.has_run = True
 
 
 class SimEngine:
@@ -92,7 +110,7 @@ class SimEngine:
     def __init__(
         self,
         process: SimProcess,
-        runner: SimRunner,
+        runner: SimRunner | StepCheck,
         is_wait_over: Callable[[bool], None],
         check: Callable[[], None],
         on_crash: Callable[[SimProcess, BaseException], None],

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
-from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, IMAGE, TEXT, WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
@@ -54,7 +54,7 @@ from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.peer_reader import SimPeerReader
 from simulation.nodes.state_store import SimStore
-from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
+from simulation.policies import CONFIG, IMAGE_INTAKE, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimServer
 from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory, two_parts
@@ -62,6 +62,8 @@ from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.runtime.step_time import ScriptedStepTime, attentive
 from simulation.scenario import VOCAB_SIZE
+from simulation.vision.images import PROCESSOR
+from simulation.vision.worker import FINGERPRINT, SimWorkerVision
 
 WATCH_TIMEOUT_S = 60.0
 SERVER_GRACE_S = 1.0
@@ -110,6 +112,7 @@ class SimPrefill:
         turn = EngineTurn(WorkerRole.PREFILL, self._cache, self._mailbox, self._lifecycle.on_idle)
         scrub = PageScrub(checks, self._memory.page_bytes)
         self._loop = PrefillLoop(turn, scheduler, self._exports, runner, scrub, self._emit)
+        self._vision = self._make_vision(environment, runner) if scenario.images else None
         self._mailbox.on_arrival = self._engine.wake
         self._masks = runner.masks
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
@@ -148,6 +151,15 @@ class SimPrefill:
         exports = policies.cached_exports(cache, self._exports, checks, limits)
         return PageSharing(None, policies.page_imports(cache, bounds, costs), exports)
 
+    def _make_vision(self, environment: SimEnvironment, runner: SimRunner) -> SimWorkerVision:
+        """As `baton.services.prefill.app` does."""
+        mark = partial(setattr, runner, "has_run", True)
+        vision = SimWorkerVision(self.process, environment, self._mailbox.try_put, mark, exports=False)
+        self._scheduler.media = environment.policies.media_gate(vision.store, CONFIG.encode_budget_rows)
+        self._loop.encoder = vision.encoder if environment.scenario.towers else None
+        runner.images = vision.store
+        return vision
+
     async def leave(self) -> None:
         """SIGTERM; returns when the process would exit."""
         await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
@@ -158,6 +170,8 @@ class SimPrefill:
 
     def _check(self) -> None:
         check_pages(self._cache, [] if self._peers is None else self._peers.pages_in_flight())
+        if self._vision is not None:
+            self._vision.check()
 
     def _num_requests(self) -> int:
         return max(self._loop.num_requests, len(self._streams))
@@ -173,6 +187,8 @@ class SimPrefill:
         """Raises `Violation` if anything is left behind."""
         left = {"exports": len(self._exports), "handoffs": len(self._handoffs), "streams": len(self._streams)}
         left["imports"] = len(self._scheduler.imports)
+        if self._vision is not None:
+            left |= {"wanted images": self._scheduler.media.num_wanted, **self._vision.left()}
         check_idle(self.process.name, self._cache.pool, left)
 
     def rot(self, rng: Random) -> list[int]:
@@ -190,8 +206,10 @@ class SimPrefill:
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)
         links = None if self._peers is None else self._peers.links
         prefill = PrefillServicer(
-            self._mailbox, self._streams, lambda: self._lifecycle.draining, INTAKE, self._masks, links
-        )
+            self._mailbox, self._streams, lambda: self._lifecycle.draining,
+            INTAKE if self._vision is None else IMAGE_INTAKE, self._masks, links,
+        )  # fmt: skip
+        prefill.media = None if self._vision is None else self._vision.receiver
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
@@ -210,9 +228,12 @@ class SimPrefill:
             status=self._lifecycle.status,
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             grammars=CAPABILITY,
-            capabilities=CAPABILITIES,
+            capabilities=(*CAPABILITIES, *(() if self._vision is None else self._vision.capabilities)),
             links=() if self._peers is None else self._peers.links.records(),
             budgets=self._loop.budgets(),
+            modalities=(TEXT,) if self._vision is None else (TEXT, IMAGE),
+            processor="" if self._vision is None else PROCESSOR,
+            vision="" if self._vision is None else FINGERPRINT,
         )
 
     def _on_command(self, command: PrefillCommand) -> None:

@@ -27,6 +27,7 @@ from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from baton.services.router.openai.request_parser import RawRequest
 from baton.services.router.respond import GenerationResponse
+from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.loss_watcher import LossWatcher
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.store.ownership import StoreReset, patience_s
@@ -34,7 +35,7 @@ from baton.telemetry.request_timer import RequestOrigin
 from baton.telemetry.request_traces import RequestLog, RequestTraces
 from simulation.checks.invariants import Violation
 from simulation.clients.text_model import text_model
-from simulation.nodes.state_store import SimStore, StoreServer
+from simulation.nodes.state_store import SimMediaFiles, SimStore, StoreServer
 from simulation.policies import CONFIG, MODEL, PolicyClasses
 from simulation.runtime.grpc_calls import SimChannels
 from simulation.runtime.network import Endpoint, SimNetwork
@@ -94,6 +95,7 @@ class SimRouter:
         self.writer.start()
         identity = RouterIdentity(process.name, MODEL)
         self.dispatcher = policies.dispatcher(self._workers, self._aborts, self.writer, identity, LIMITS)
+        self._media = CallMedia(SimMediaFiles(store_server, sim_store))
         self._build_api(sim_store, supersede_listener, policies, scenario.deadline_s)
         watching = self._workers.start()
 
@@ -135,6 +137,7 @@ class SimRouter:
         await self.writer.flush(LAST_WORDS_S)
         await self._ownership.close()
         await self._aborts.close()
+        await self._media.close()
         await self.writer.close()
 
     def check_idle(self) -> None:
@@ -151,12 +154,14 @@ class SimRouter:
         limits = ApiLimits(MODEL, CONFIG.max_model_len, request_deadline_s=deadline_s)
         losses = LossWatcher(patience_s(CONFIG.owner_ttl_s), asyncio.get_running_loop().time)
         store_access = StoreAccess(
-            store, self.writer, owner, supersede_listener, owner_ttl_s=CONFIG.owner_ttl_s, losses=losses
-        )
+            store, self.writer, owner, supersede_listener, owner_ttl_s=CONFIG.owner_ttl_s, losses=losses,
+            media=self._media,
+        )  # fmt: skip
 
         def on_reset(reset: StoreReset) -> None:
             losses.note()
             self.writer.put_again()
+            self._media.put_again()
 
         self._deadline_s = deadline_s
         traces = RequestTraces(self.process.name, MODEL, RequestLog.OFF)

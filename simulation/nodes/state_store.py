@@ -13,6 +13,8 @@ from typing import TypeVar, cast
 from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
+from baton.store.media.media_file_store import PutOutcome
+from baton.store.media.memory_media_file_store import MemoryMediaFileStore
 from baton.store.store import (
     CallOwner,
     CallRecord,
@@ -43,18 +45,22 @@ class StoreServer:
     def __init__(self, make: Callable[[], StateStore]) -> None:
         self._make = make
         self.store = make()
+        self.files = self._make_files()
+        """Files of images. A roll back keeps them: they are what they were, or missing."""
         self.wiped_at_s = 0.0
         self.rolled_back_at_s = 0.0
 
     async def wipe(self) -> None:
         """Kills the process; its successor starts empty."""
         lost, self.store = self.store, self._make()
+        self.files = self._make_files()
         self.wiped_at_s = asyncio.get_running_loop().time()
         await lost.close()
 
     def empty(self) -> None:
         """Loses all data while its connections stay."""
         self._restore(take_snapshot(self._make()))
+        self.files = self._make_files()
 
     def snapshot(self) -> Snapshot:
         """Returns a copy of its data, for `roll_back`."""
@@ -64,6 +70,10 @@ class StoreServer:
         """Replaces its data by an earlier copy, as a Redis that loads an old file."""
         self.rolled_back_at_s = asyncio.get_running_loop().time()
         self._restore(snapshot)
+
+    @staticmethod
+    def _make_files() -> MemoryMediaFileStore:
+        return MemoryMediaFileStore(clock=asyncio.get_running_loop().time)
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.wiped_at_s = asyncio.get_running_loop().time()
@@ -163,8 +173,12 @@ class SimStore:
         """Does nothing: the shared store stays open."""
 
     async def _call(self, operation: Callable[[StateStore], Awaitable[Reply]]) -> Reply:
+        return await self.ask(lambda: operation(self._host.store))
+
+    async def ask(self, operation: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Runs an operation in the store's process. Raises `StoreUnavailable`."""
         await self._transmit(self._process.name)
-        answer = await operation(self._host.store)
+        answer = await operation()
         await self._transmit(STORE)
         return answer
 
@@ -176,3 +190,26 @@ class SimStore:
         await asyncio.sleep(TIMEOUT_S if at is None or late else at - now)
         if late:
             raise StoreUnavailable("the store did not answer in time")
+
+
+class SimMediaFiles:
+    """A `MediaFileStore` over the network of `store`."""
+
+    def __init__(self, host: StoreServer, store: SimStore) -> None:
+        self._host = host
+        self._store = store
+
+    async def put(self, tenant: str, identity: bytes, data: bytes) -> PutOutcome:
+        return await self._store.ask(lambda: self._host.files.put(tenant, identity, data))
+
+    async def get(self, tenant: str, identity: bytes) -> bytes | None:
+        return await self._store.ask(lambda: self._host.files.get(tenant, identity))
+
+    async def holds(self, tenant: str, identities: Sequence[bytes]) -> bool:
+        return await self._store.ask(lambda: self._host.files.holds(tenant, identities))
+
+    async def discard(self, tenant: str, identity: bytes) -> None:
+        await self._store.ask(lambda: self._host.files.discard(tenant, identity))
+
+    async def close(self) -> None:
+        """Does nothing: the shared files stay."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -117,8 +117,14 @@ class _StubChannel:
     def stream_unary(
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
-        def invoke(messages: Any, timeout: float | None = None, metadata: Any = None) -> Any:
-            raise NotImplementedError(f"{method}: no simulated client sends images")
+        async def invoke(messages: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+            first, *rest = messages
+            call = self._call(method, first, request_serializer(first), timeout, metadata)
+            call.rest = [request_serializer(message) for message in rest]
+            answer = await call.receive()
+            if answer is None:
+                raise _error(grpc.StatusCode.UNKNOWN, "no answer")
+            return response_deserializer(answer)
 
         return invoke
 
@@ -143,14 +149,33 @@ class _Stream:
             yield self._deserialize(data)
 
 
-class _Context:
-    """The part of grpc.aio.ServicerContext that servicers use."""
+class _AbortedCall(Exception):
+    """A servicer has ended its call with `error`."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Context:
+    """The part of grpc.aio.ServicerContext that servicers use, for one handler. `until_s`: the call's time limit."""
+
+    def __init__(self, metadata: Metadata, until_s: float | None) -> None:
         self._metadata = metadata
+        self._until_s = until_s
+        self.go_ahead = asyncio.Event()
 
     def invocation_metadata(self) -> Metadata:
         return self._metadata
+
+    def time_remaining(self) -> float | None:
+        return None if self._until_s is None else max(0.0, self._until_s - asyncio.get_running_loop().time())
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        self.go_ahead.set()
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
+        raise _AbortedCall(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details))
 
 
 class SimCall:
@@ -171,7 +196,9 @@ class SimCall:
         self._link = channel.network.link(channel.process.name, channel.address)
         self._method = method
         self._request = request
-        self._context = _Context(metadata or ())
+        self._metadata = metadata or ()
+        self.rest: list[bytes] = []
+        """Further requests of a stream, sent once the server asks for them."""
         self._id: AttemptId | None = attempt_of(message)
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[bytes | grpc.aio.AioRpcError | None] = deque()
@@ -180,6 +207,7 @@ class SimCall:
         self._cancelled = False
         self._serving: asyncio.Task[None] | None = None
         self._last_arrival_s = 0.0
+        self._until_s = None if timeout_s is None else self._loop.time() + timeout_s
         self._timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._deadline)
         channel.calls[self] = None
         self._link.calls[self] = None
@@ -254,21 +282,41 @@ class SimCall:
         await self._answer(host, lambda data: self._send(host, data))
 
     async def _answer(self, host: Endpoint, send: Callable[[bytes | grpc.aio.AioRpcError | None], None]) -> None:
-        handler = host.handlers[self._method]
+        handler, context = host.handlers[self._method], _Context(self._metadata, self._until_s)
         message = handler.request_deserializer(self._request)
         try:
             if self._incarnation != host.process.incarnation:
                 raise WorkerLost("the call's token is for an earlier incarnation of this worker")
             check_incarnation(message, host.process.incarnation)
             if handler.response_streaming:
-                async with aclosing(handler.unary_stream(message, self._context)) as events:
+                async with aclosing(handler.unary_stream(message, context)) as events:
                     async for event in events:
                         send(handler.response_serializer(event))
+            elif handler.request_streaming:
+                async with aclosing(self._requests(message, handler.request_deserializer, context)) as messages:
+                    send(handler.response_serializer(await handler.stream_unary(messages, context)))
             else:
-                send(handler.response_serializer(await handler.unary_unary(message, self._context)))
+                send(handler.response_serializer(await handler.unary_unary(message, context)))
             send(None)
         except BatonError as error:  # what `AuthInterceptor` makes of it
             send(rpc_error(error))
+        except _AbortedCall as ended:
+            send(ended.error)
+
+    async def _requests(
+        self, first: Any, deserialize: Callable[[bytes], Any], context: _Context
+    ) -> AsyncGenerator[Any, None]:
+        """The requests of a stream as they arrive. A lost one breaks the connection, and the handler with it."""
+        yield first
+        await context.go_ahead.wait()
+        for request in self.rest:
+            now = self._loop.time()
+            at = self._link.arrival(self._channel.process.name, now + self._delay_s())
+            if at is None:
+                self.on_connection_lost("the connection broke")
+                raise asyncio.CancelledError
+            await asyncio.sleep(at - now)
+            yield deserialize(request)
 
     def _send(self, host: Endpoint, item: bytes | grpc.aio.AioRpcError | None) -> None:
         if self._ended or not host.process.alive:

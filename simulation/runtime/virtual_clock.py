@@ -22,6 +22,7 @@ CLOCK_PATHS = (
     "baton.worker.recent_attempts.monotonic_s",
     "baton.services.decode.loop.monotonic_s",
     "baton.worker.handoff.handoff_calls.monotonic_s",
+    "baton.services.encode.loop.monotonic_s",
 )
 """Modules in which engine loops and leases read the time."""
 

@@ -15,12 +15,16 @@ from baton.domain.request import EngineRequest, SampledToken
 from baton.engine.batch import Batch, HostCopy, Row, StepOutput
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.handoff.kv_export import ExportTable, KvExport
+from baton.engine.media.store import MediaKey
 from baton.kv.pages import Hold
+from baton.rpc.gen import encode_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.kv_import import DecodeRow, ImportedPrompt, KvImport, SealInfo
 from baton.services.decode.scheduler import DecodeScheduler
+from baton.services.encode.scheduler import EncodeEffect, EncodeScheduler, GiveEmbedding
+from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.services.router.dispatch.dispatcher import TokenDispatcher
 from baton.services.router.dispatch.placement import Avoided
@@ -30,6 +34,7 @@ from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
+from baton.worker.media.media_receiver import MediaReceiver
 
 
 class UnpinsBeforeCommit(ExportTable):
@@ -276,3 +281,43 @@ class KeepsProposalAtPreemption(DecodeScheduler):
     def _preempt(self, row: DecodeRow, copies: list[HostCopy], now: float) -> None:
         super()._preempt(row, copies, now)
         row.tokens += self._kept.get(row.request.id, [])
+
+
+class NeverEndsLeases(EncodeScheduler):
+    """A pull that has ended keeps its image."""
+
+    def close(self, lease: int) -> None:
+        if self._leases.get(lease) is None or not self._leases[lease].is_answered:
+            super().close(lease)
+
+
+class GivesAnotherImage(EncodeScheduler):
+    """Gives a pull whatever is encoded with as many rows."""
+
+    def _answer(self, key: MediaKey) -> list[EncodeEffect]:
+        effects = super()._answer(key)
+        for index, effect in enumerate(effects):
+            if isinstance(effect, GiveEmbedding):
+                made = [item for item in self.store._held.values() if item.num_rows == effect.item.num_rows]
+                effects[index] = replace(effect, item=next(item for item in made if item.rows is not None))
+        return effects
+
+
+class ComputesWithoutImages(MediaGate):
+    """A prompt does not wait for its images."""
+
+    def must_wait(self, request: EngineRequest, num_known: int) -> bool:
+        super().must_wait(request, num_known)
+        return False
+
+
+class KeepsRoomOfUploads(MediaReceiver):
+    """The bytes of an upload or a pull count for ever."""
+
+    def _release(self, num_bytes: int) -> None:
+        pass
+
+
+def takes_any_part(part: encode_pb2.EmbeddingPart, digests: Sequence[int], at: int, num_bytes: int) -> bytes:
+    """In place of the puller's check: takes a part whatever its digest."""
+    return part.data

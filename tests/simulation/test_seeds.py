@@ -20,6 +20,7 @@ EXPECTED_PREFIXES = (
     *("wipe store", "roll back store", "the store is rolled back", "log store_reset", "pages rot", "log pages_wrong"),
     *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started", "AskExport"),
     *("budgets", "log budgets_changed"),
+    *("kill encode", "drain encode", "freeze encode", "embeddings rot", "log embedding_not_pulled"),
 )
 RARE_SEEDS = {"code=integrity_failure": (113, 462)}
 """Over calls a page that a row holds is damaged, over sessions the pages of a handoff are wrong twice."""
@@ -27,6 +28,7 @@ RARE_SEEDS = {"code=integrity_failure": (113, 462)}
 EXPECTED_SUBSTRINGS = (
     *("keepalive", "code=worker_lost", "code=link_broken", "code=sent_back", "code=integrity_failure"),
     *("refused overloaded", "refused no_workers"),
+    *("PutMedia", "PullEmbedding", "differs from its digest"),
 )
 
 
@@ -64,6 +66,17 @@ def test_limited_answers_and_scores_are_drawn_and_come_to_their_end():
         finished["allowed"] += sum(bool(plan.allowed) for plan in done)
         finished["scored"] += sum(plan.prompt_logprobs is not None for plan in done)
     assert min(finished[name] for name in ("regex", "allowed", "scored")) >= 2, finished
+
+
+def test_answers_about_images_are_drawn_and_come_to_their_end():
+    """Encoded in prefill, on encode workers only, and on either. The clients check the tokens."""
+    finished: Counter[tuple[bool, bool]] = Counter()
+    for result in map(result_for_seed, range(1, 60)):
+        scenario = result.scenario
+        outcomes = dict(outcome.split(" ", 1) for outcome in result.outcomes)
+        with_images = [plan.name for plan in scenario.clients if plan.images and outcomes[plan.name] == "finished "]
+        finished[bool(scenario.num_encoders), scenario.towers] += len(with_images)
+    assert all(finished[kind] >= 5 for kind in ((False, True), (True, True), (True, False))), finished
 
 
 def test_no_request_fails_without_faults():
@@ -104,7 +117,7 @@ def test_no_request_fails_because_of_a_drain():
     assert [result.violation for result in results] == [None] * len(results)
     assert all(result.scenario.only_drains and result.scenario.faults for result in results)
     left = [entry.source for result in results for entry in result.trace.entries if entry.text == "has left"]
-    assert {place.partition("-")[0] for place in left} == {"router", "prefill", "decode"}
+    assert {place.partition("-")[0] for place in left} == {"router", "prefill", "decode", "encode"}
 
 
 def test_a_burst_is_admitted_in_part_and_ends():
