@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.exactness.answers import reference_answers
 from tests.lateness import LatenessPlugin
 from tests.plugins.cpu_time import CpuTimePlugin
 from tests.plugins.order import put_in_order
@@ -51,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # one cache for all processes of the run, and none of it in the user's
         cache = tempfile.TemporaryDirectory(prefix="baton-tests-")
         os.environ["XDG_CACHE_HOME"] = cache.name
+        answers = Path(cache.name, "reference-answers")
+        answers.mkdir()
+        os.environ[reference_answers.FOLDER] = str(answers)
         config.add_cleanup(cache.cleanup)
 
 

@@ -6,7 +6,9 @@ Covers the stock decoder; `test_lean_exactness` covers the lean one.
 from __future__ import annotations
 
 import random
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.storage import PageStorage
 from tests import tiny_models
+from tests.exactness.answers.reference_answers import checkpoint_digest, remembered
 from tests.exactness.random_scheduler import RandomScheduler
 
 pytestmark = pytest.mark.exactness
@@ -45,20 +48,38 @@ def make_prompts(page_size: int) -> list[list[int]]:
     return [*alone[:4], *(shared + some(n) for n in (0, 5, page_size)), *alone[4:]]
 
 
+class StockModel:
+    """The untouched model with eager attention, loaded for the first answer that no test of the run has asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._digest = checkpoint_digest(directory)
+
+    def generate(self, prompt: list[int]) -> list[int]:
+        """`NUM_NEW_TOKENS` greedy tokens after `prompt`."""
+        return remembered("stock", self._digest, prompt, NUM_NEW_TOKENS, partial(self._generate, prompt))
+
+    @cached_property
+    def _model(self) -> Any:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            self._directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()
+        # The checkpoint's own generation config would end a sequence, or forbid its end, at the end-of-text token.
+        model.generation_config = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0
+        )
+        return model
+
+    def _generate(self, prompt: list[int]) -> list[int]:
+        ids = torch.tensor([prompt])
+        generated: list[int] = self._model.generate(ids, attention_mask=torch.ones_like(ids))[0].tolist()
+        return generated[len(prompt) :]
+
+
 def stock_tokens(directory: Path, prompts: list[list[int]]) -> list[list[int]]:
     """One prompt at a time through the untouched model, which decodes with a cache of its own."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    ).eval()
-    # The checkpoint's own generation config would end a sequence, or forbid its end, at the end-of-text token.
-    model.generation_config = transformers.GenerationConfig(
-        do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0
-    )
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        generated = model.generate(ids, attention_mask=torch.ones_like(ids))
-        outputs.append(generated[0, len(prompt) :].tolist())
+    model = StockModel(directory)
+    outputs = [model.generate(prompt) for prompt in prompts]
     assert {len(output) for output in outputs} == {NUM_NEW_TOKENS}
     return outputs
 
