@@ -186,13 +186,14 @@ def _draft_row(row: Row, wanted: WantedDrafts, vocab_size: int) -> DraftRow:
     if sample is None or len(row.tokens) != 1:
         raise Broken(f"{row.id}: drafts follow one token that is sampled after")
 
-    def spec(drafts: Sequence[int]) -> SampleSpec:
+    def spec(drafts: Sequence[int], sharpness: float) -> SampleSpec:
         """How the next draft is drawn: as the token at its place, but without a mask and log probabilities.
 
         The masks of the step do the rest: a draft that is not allowed ends what the row emits.
         """
         plain = SampleSpec.of(wanted.request, DraftedHistory(sample.history, drafts)) if drafts else sample
-        sampling = replace(plain.sampling, logprobs=None, logprob_token_ids=())
+        temperature = plain.sampling.temperature / sharpness
+        sampling = replace(plain.sampling, temperature=temperature, logprobs=None, logprob_token_ids=())
         return check_rows([replace(plain, sampling=sampling, mask=None)], StepMasks(), vocab_size)[0]
 
     return DraftRow(row.tokens[0], row.start, row.pages, wanted.count, spec)

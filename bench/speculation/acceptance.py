@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from baton.bundled import HEAD_DIR, MODEL_DIR
+from baton.model.drafts.eagle import SHARPNESS
 from baton.model.sampling.gumbel import draw_key, sample_by_gumbel
 from scripts.train_bundled_head import Head, answers, run_model, unrolled_logits
 
@@ -57,12 +58,13 @@ def pairs(
 
 
 def counts(target: torch.Tensor, draft: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
-    """Sums over rows: rows, best possible, keyed draw, inverse CDF with one number, most probable draft."""
-    agreed = sample_by_gumbel(target, keys) == sample_by_gumbel(draft, keys)
+    """Sums over rows: rows, best possible, keyed draw, that of the sharpened draft, inverse CDF, the most probable."""
+    drawn = sample_by_gumbel(target, keys)
+    agreed = [drawn == sample_by_gumbel(weights, keys) for weights in (draft, draft.pow(SHARPNESS))]
     numbers = torch.tensor([(key >> 11) * 2.0**-53 for key in keys], dtype=torch.float64)[:, None]
     inverse = [torch.searchsorted(rows.double().cumsum(-1), numbers) for rows in (target, draft)]
     greedy = target.gather(-1, draft.argmax(-1, keepdim=True))
-    columns = (torch.minimum(target, draft).sum(-1), agreed, (inverse[0] == inverse[1])[:, 0], greedy[:, 0])
+    columns = (torch.minimum(target, draft).sum(-1), *agreed, (inverse[0] == inverse[1])[:, 0], greedy[:, 0])
     return torch.tensor([float(len(keys)), *(float(column.double().sum()) for column in columns)])
 
 
@@ -82,9 +84,9 @@ def main() -> None:
             keys = [draw_key(number, position + offset) for offset in range(len(target))]
             for temperature in TEMPERATURES:
                 rows = [(logits / temperature).softmax(-1) for logits in (target, draft)]
-                total = totals.setdefault((temperature, name), torch.zeros(5))
+                total = totals.setdefault((temperature, name), torch.zeros(6))
                 total += counts(rows[0], rows[1], keys)
-    print("| temperature | drafter | tokens | best possible | keyed draw | inverse CDF | most probable draft |")
+    print("| temperature | drafter | drafts | best possible | keyed draw | sharpened | inverse CDF | most probable |")
     for (temperature, name), total in sorted(totals.items()):
         shares = " | ".join(f"{share:.3f}" for share in (total[1:] / total[0]).tolist())
         print(f"| {temperature} | {name} | {int(total[0])} | {shares} |")

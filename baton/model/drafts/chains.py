@@ -21,14 +21,14 @@ from baton.model.vision.embedding import Embeds
 class DraftRow:
     """A row that wants `count` drafts behind `token` at position `start`; `pages` cover them.
 
-    `spec` says how the target will sample after given drafts of this row.
+    `spec` says how the target will sample after given drafts of this row, at its temperature divided by a number.
     """
 
     token: int
     start: int
     pages: Sequence[int]
     count: int
-    spec: Callable[[Sequence[int]], SamplingRow]
+    spec: Callable[[Sequence[int], float], SamplingRow]
 
     def segment(self, offset: int, place: int) -> Segment:
         """The token or draft at `place`, alone."""
@@ -71,10 +71,13 @@ LogitsAfter = Callable[[Sequence[int], Sequence[int], Sequence[Segment]], torch.
 """Logits [active rows, vocab_size] after one token of each active row: (indices of the rows, tokens, segments)."""
 
 
-def make_chains(rows: Sequence[DraftRow], logits_after: LogitsAfter, sampler: SamplerBackend) -> list[tuple[int, ...]]:
+def make_chains(
+    rows: Sequence[DraftRow], logits_after: LogitsAfter, sampler: SamplerBackend, sharpness: float = 1.0
+) -> list[tuple[int, ...]]:
     """The drafts of each row, each drawn as the target would draw it: with the seed and position of its place.
 
-    Where both distributions agree, so do the tokens.
+    Where both distributions agree, so do the tokens. `sharpness`: power of the drafter's distribution, above 1 for one
+    that is less sure than the target.
     """
     made: list[list[int]] = [[] for _ in rows]
     for place in range(max((row.count for row in rows), default=0)):
@@ -82,7 +85,7 @@ def make_chains(rows: Sequence[DraftRow], logits_after: LogitsAfter, sampler: Sa
         tokens = [made[index][-1] if place else rows[index].token for index in active]
         segments = [rows[index].segment(offset, place) for offset, index in enumerate(active)]
         logits = logits_after(active, tokens, segments)
-        specs = [rows[index].spec(made[index]) for index in active]
+        specs = [rows[index].spec(made[index], sharpness) for index in active]
         for index, sampled in zip(active, sample_tokens(logits, specs, sampler, {}).read(), strict=True):
             made[index].append(sampled.token)
     return [tuple(drafts) for drafts in made]

@@ -27,6 +27,10 @@ from baton.model.vision.embedding import Embeds
 FIRST_SLOT = 1
 """Slot 0 has no feature before it: the published heads have no such key, so none of them attends to it."""
 
+SHARPNESS = 2.0
+"""A head sees less than its target and is less sure of the next token. Of 1, 1.25, 1.5, 2, 3, 4 and 8 about as good as
+any for the bundled head, at temperatures of 0.7 and 1 (`docs/results/speculation.md`). Changes no output."""
+
 
 class EagleDrafts:
     """`PageDrafts` of a head over `storage`, the target's pages. `vocab_size`: the target's."""
@@ -65,7 +69,7 @@ class EagleDrafts:
             return self._logits(outputs)
 
         with torch.inference_mode():
-            return make_chains(rows, logits_after, self._sampler)
+            return make_chains(rows, logits_after, self._sampler, SHARPNESS)
 
     def write(
         self,

@@ -19,13 +19,15 @@ def shares(target: list[float], draft: list[float]) -> list[float]:
 
 
 def test_equal_distributions_agree_and_disjoint_ones_do_not() -> None:
-    assert shares([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]) == pytest.approx([1.0, 1.0, 1.0, 0.5])
-    assert shares([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]) == [0.0, 0.0, 0.0, 0.0]
+    best, keyed, sharpened, inverse, greedy = shares([0.5, 0.3, 0.2], [0.5, 0.3, 0.2])
+    assert (best, keyed, inverse, greedy) == pytest.approx((1.0, 1.0, 1.0, 0.5))
+    assert 0.5 < sharpened < 1.0, "a target that is not surer than its drafter agrees less"
+    assert shares([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]) == [0.0] * 5
 
 
 def test_mass_that_moves_far_shifts_the_old_draw_only() -> None:
     """A tenth goes from the first of ten tokens to the last: at best nine tenths agree."""
-    best, keyed, inverse, greedy = shares([0.19, *[0.09] * 9], [0.09, *[0.09] * 8, 0.19])
+    best, keyed, _, inverse, greedy = shares([0.19, *[0.09] * 9], [0.09, *[0.09] * 8, 0.19])
     assert best == pytest.approx(0.9)
     assert keyed > 0.818, "(1 - d) / (1 + d)"
     assert inverse < 0.3

@@ -76,7 +76,7 @@ class CountingDecoder:
 
 def draft_row(token: int, start: int, pages: Sequence[int], count: int) -> DraftRow:
     return DraftRow(
-        token, start, pages, count, lambda drafts: SampleSpec(SamplingParams(temperature=0.0), [token, *drafts], 1)
+        token, start, pages, count, lambda drafts, _: SampleSpec(SamplingParams(temperature=0.0), [token, *drafts], 1)
     )
 
 
