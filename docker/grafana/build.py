@@ -1,4 +1,4 @@
-"""Writes Grafana's dashboards to docker/grafana/boards, from the tables of panels beside it.
+"""Writes Grafana's dashboards to docker/grafana/boards and their list, docs/dashboards.md, from the tables beside it.
 
     python docker/grafana/build.py
 
@@ -9,6 +9,7 @@ right over 24 columns, and a row begins a new line.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ SOURCE = {"type": "prometheus", "uid": "prometheus"}
 COLUMNS = 24
 HEIGHTS = {"stat": 4, "timeseries": 8, "heatmap": 9}
 NO_VALUE = "no traffic"
+PAGE = HERE.parents[1] / "docs" / "dashboards.md"
+PAGE_HEAD = (
+    "# Dashboards",
+    "",
+    "<!-- Written by docker/grafana/build.py. -->",
+    "",
+    "Every panel of Grafana's dashboards ([operations.md](operations.md#watching)). Each of their expressions has a",
+    "value in `tests/integration/monitoring/test_boards.py`: a Prometheus scrapes a cluster under load, and no",
+    "expression may be empty, fail, or give no number. That Grafana draws them is not tested.",
+)
+METRIC = re.compile(r"\b(?:(?:\w+:)?(?:baton|process)[\w:]*|up)\b")
 
 
 def build(board: Board) -> dict[str, Any]:
@@ -122,8 +134,22 @@ def text(board: Board) -> str:
     return json.dumps(build(board), indent=1, ensure_ascii=False) + "\n"
 
 
+def page() -> str:
+    """docs/dashboards.md: every panel, what it shows, and the metrics that it reads."""
+    lines = [*PAGE_HEAD]
+    for board in BOARDS:
+        panels = [part for part in board.parts if isinstance(part, Panel)]
+        lines += ["", f"## {board.title}", "", board.description, "", "| panel | shows | metrics |", "|---|---|---|"]
+        for panel in panels:
+            series = dict.fromkeys(name for expression, _ in panel.queries for name in METRIC.findall(expression))
+            names = ", ".join(f"`{name}`" for name in series)
+            lines.append(f"| {panel.title} | {panel.description.replace('|', '/')} | {names} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    """Writes every dashboard."""
+    """Writes every dashboard, and their list."""
+    PAGE.write_text(page(), encoding="utf-8")
     for board in BOARDS:
         (FOLDER / f"{board.uid}.json").write_text(text(board), encoding="utf-8")
 

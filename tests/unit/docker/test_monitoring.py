@@ -69,6 +69,7 @@ def test_committed_dashboards_are_those_that_the_script_makes():
     for uid, text in made.items():
         committed = (CHECK["BOARDS"] / f"{uid}.json").read_text(encoding="utf-8")
         assert text == committed, "run: python docker/grafana/build.py"
+    assert BUILD["page"]() == BUILD["PAGE"].read_text(encoding="utf-8"), "run: python docker/grafana/build.py"
 
 
 def test_there_is_a_dashboard_for_each_question():
