@@ -24,6 +24,8 @@ from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.takeover.takeover import TakeoverContext, Takeovers
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import ImageModel
+from baton.services.router.vision.remote.allowed_hosts import AllowedHosts
+from baton.services.router.vision.remote.fetcher import ImageFetcher, Network
 from baton.store.media.memory_media_file_store import MemoryMediaFileStore
 from baton.store.options import StoreOptions
 from baton.store.ownership import patience_s
@@ -43,7 +45,8 @@ class ApiLimits:
 
     `other_model_names`: further names of the model. `always_ids`: every streamed event has an id, not only those for
     SSE clients. `store_prompts` False: every call is private. `strict_fields`: unknown fields are refused.
-    `cors_origins`: origins whose pages may call; "*" for any.
+    `cors_origins`: origins whose pages may call; "*" for any. `media_domains`: hosts that images are fetched from,
+    over `media_network`; None: the real one.
     """
 
     model_name: str
@@ -56,6 +59,8 @@ class ApiLimits:
     store_prompts: bool = True
     strict_fields: bool = False
     cors_origins: tuple[str, ...] = ()
+    media_domains: tuple[str, ...] = ()
+    media_network: Network | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ def build_frontend(
     validator = RequestValidator(
         text, limits.model_name, limits.max_model_len, limits.request_deadline_s, limits.other_model_names, images
     )
-    parser = RequestParser(validator, text, FINGERPRINT)
+    parser = RequestParser(validator, text, FINGERPRINT, _image_fetcher(limits, images))
     call_ownership = CallOwnership(
         store_access.writer, store_access.owner, store_access.durability, text.digest, store_access.media
     )
@@ -177,6 +182,13 @@ def build_frontend(
         ConstraintChecker(text),
         images,
     )
+
+
+def _image_fetcher(limits: ApiLimits, images: ImageModel) -> ImageFetcher | None:
+    """None for a model of text, and where no host is listed."""
+    if not limits.media_domains or images.rules is None:
+        return None
+    return ImageFetcher(AllowedHosts(limits.media_domains), images.limits, limits.media_network)
 
 
 def _build_takeovers(

@@ -47,6 +47,7 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
         store_prompts=settings.store_prompts,
         strict_fields=settings.strict_fields,
         cors_origins=settings.allowed_origins,
+        media_domains=settings.media_hosts,
     )
 
 

@@ -6,8 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from baton.services.router.vision.remote.allowed_hosts import AllowedHosts
 from baton.settings.groups import MIB, Count, Port, Seconds, ServiceSettings
 from baton.settings.model_source import model_name
 from baton.telemetry.request_traces import RequestLog
@@ -54,6 +55,11 @@ class ReasoningField(StrEnum):
     REASONING_CONTENT = "reasoning_content"
     REASONING = "reasoning"
     BOTH = "both"
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """What `text` lists, separated by commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 class RouterSettings(ServiceSettings):
@@ -110,6 +116,9 @@ class RouterSettings(ServiceSettings):
     cors_origins: str | None = None
     """Origins whose pages may call from a browser, separated by commas; `*` for any, `none` for none. Default: any
     without API keys, none with them."""
+
+    media_domains: str | None = None
+    """Hosts from which `image_url` parts are fetched over https, separated by commas. Default: only `data:` URLs."""
 
     ui: bool = True
     """Serve the page at `/`: the live view of the cluster, and a chat."""
@@ -169,11 +178,21 @@ class RouterSettings(ServiceSettings):
         """The origins of `cors_origins`."""
         if self.cors_origins is None:
             return ("*",) if self.api_keys_file is None else ()
-        origins = tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+        origins = _listed(self.cors_origins)
         return () if origins == ("none",) else origins
+
+    @field_validator("media_domains")
+    @classmethod
+    def _check_media_domains(cls, value: str | None) -> str | None:
+        AllowedHosts(_listed(value))
+        return value
+
+    @property
+    def media_hosts(self) -> tuple[str, ...]:
+        """The hosts of `media_domains`."""
+        return _listed(self.media_domains)
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The model names for clients, without duplicates."""
-        names = (name.strip() for name in (self.served_model_name or "").split(","))
-        return tuple(dict.fromkeys(name for name in names if name)) or (model_name(self.model),)
+        return tuple(dict.fromkeys(_listed(self.served_model_name))) or (model_name(self.model),)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from baton.services.router.generation import MediaFile
 from baton.services.router.openai.request_parser import ParsedRequest, RawRequest, RequestParser
+from baton.services.router.vision.remote.fetcher import Fetched
 from simulation.scenario import ClientPlan, ImagePlan
 from simulation.vision.images import PROCESSOR, image_file, image_identity, placed
 
@@ -24,8 +25,8 @@ def images_field(plan: ClientPlan) -> list[tuple[int, int, int]]:
 class ImageRequestParser(RequestParser):
     """In place of `RequestParser` in `baton.services.router.frontend`."""
 
-    def _parse(self, raw: RawRequest) -> ParsedRequest:
-        parsed = super()._parse(raw)
+    def _parse(self, raw: RawRequest, fetched: Fetched | None = None) -> ParsedRequest:
+        parsed = super()._parse(raw, fetched)
         images = [ImagePlan(*image) for image in json.loads(raw.body).get(FIELD, ())]
         if not images:
             return parsed

@@ -14,10 +14,12 @@ from baton.domain.errors import InvalidRequest
 from baton.services.router.openai.chat import ChatResponseBuilder
 from baton.services.router.openai.completions import CompletionResponseBuilder
 from baton.services.router.openai.fields import parse_object
+from baton.services.router.openai.images.parts import remote_urls
 from baton.services.router.openai.response_builder import ResponseBuilder
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.remote.fetcher import Fetched, ImageFetcher
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,20 +66,32 @@ async def run_parser(num_bytes: int, parse: Callable[P, T], *args: P.args, **kwa
 class RequestParser:
     """Parses requests to one model. `fingerprint` is part of every response."""
 
-    def __init__(self, validator: RequestValidator, text: TextModel, fingerprint: str) -> None:
+    def __init__(
+        self, validator: RequestValidator, text: TextModel, fingerprint: str, fetcher: ImageFetcher | None = None
+    ) -> None:
+        """`fetcher`: of images by URL; None: none are fetched."""
+        self._fetcher = fetcher
         self._validator = validator
         self._text = text
         self._fingerprint = fingerprint
 
     async def parse(self, raw: RawRequest) -> ParsedRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
-        return await run_parser(len(raw.body), self._parse, raw)
+        fetched = None if self._fetcher is None or raw.stored else await self._fetch(self._fetcher, raw)
+        return await run_parser(len(raw.body), self._parse, raw, fetched)
 
-    def _parse(self, raw: RawRequest) -> ParsedRequest:
+    async def _fetch(self, fetcher: ImageFetcher, raw: RawRequest) -> Fetched:
+        """The files of a new chat's URLs. A stored call has references in their place: nothing is fetched twice."""
+        if raw.endpoint != CHAT or b"image_url" not in raw.body:
+            return {}
+        body = await run_parser(len(raw.body), parse_object, raw.body)
+        return await fetcher.fetch_all(remote_urls(body))
+
+    def _parse(self, raw: RawRequest, fetched: Fetched | None = None) -> ParsedRequest:
         body = parse_object(raw.body)
         match raw.endpoint:
             case "/v1/chat/completions":
-                images = self._validator.image_parts(stored=raw.stored)
+                images = self._validator.image_parts(stored=raw.stored, fetched=fetched)
                 chat = self._validator.chat(body, raw.metadata, images)
                 builder = ChatResponseBuilder(chat, self._text, self._fingerprint)
                 return ParsedRequest(chat, builder, None if raw.stored else images.stored_body(body))

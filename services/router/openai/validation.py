@@ -36,6 +36,7 @@ from baton.services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, Reques
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import ImageModel
+from baton.services.router.vision.remote.fetcher import Fetched
 
 MAX_CHAR_BYTES = 4
 """Most bytes of a character in UTF-8. A token has at least one byte."""
@@ -83,9 +84,9 @@ class RequestValidator:
         self._max_model_len = max_model_len
         self._deadline_s = deadline_s
 
-    def image_parts(self, *, stored: bool = False) -> ImageParts:
-        """A reader of one chat's images. `stored`: of a body from the state store."""
-        return ImageParts(self._images, self._text, stored=stored)
+    def image_parts(self, *, stored: bool = False, fetched: Fetched | None = None) -> ImageParts:
+        """A reader of one chat's images. `stored`: of a body from the state store. `fetched`: files of its URLs."""
+        return ImageParts(self._images, self._text, stored=stored, fetched=fetched)
 
     def chat(self, body: Body, metadata: RequestMetadata, images: ImageParts | None = None) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`. `images`: a new reader, for its result."""

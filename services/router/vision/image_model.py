@@ -47,7 +47,10 @@ class ImageModel:
 
     def open_url(self, url: str, detail: str, param: str) -> RequestImage:
         """The image in a `data:` URL. `param`: the path of its part. Raises `UnreadableImage`."""
-        data = decode_data_url(url, self.limits.max_image_bytes)
+        return self.open_file(decode_data_url(url, self.limits.max_image_bytes), detail, param)
+
+    def open_file(self, data: bytes, detail: str, param: str) -> RequestImage:
+        """The image in a file. Raises `UnreadableImage`."""
         header = read_header(data)
         self.limits.check(header)
         width, height = header.shown_size

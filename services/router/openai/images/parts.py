@@ -19,11 +19,18 @@ from baton.services.router.vision.data_url import is_data_url
 from baton.services.router.vision.headers.image_header import UnreadableImage
 from baton.services.router.vision.image_model import ImageModel, MisplacedImage, RequestImage
 from baton.services.router.vision.reference import ImageReference
+from baton.services.router.vision.remote.allowed_hosts import is_remote_url
+from baton.services.router.vision.remote.fetcher import Fetched
 from baton.telemetry.metrics import MEDIA_REFUSED_TOTAL
 
 DETAILS = ("auto", "low", "high")
 IMAGE_ROLES = ("user", "tool", "function")
 """Messages that may have images."""
+
+
+class ForeignUrl(ValueError):
+    """A URL of another kind than those that are served. The message follows the part's path."""
+
 
 _Place = tuple[int, int]
 """Index of a message, and of a part in it."""
@@ -32,9 +39,15 @@ _Place = tuple[int, int]
 class ImageParts:
     """The images of one request, in the order of the messages."""
 
-    def __init__(self, model: ImageModel, text: TextModel, *, stored: bool = False) -> None:
-        """`stored`: the body comes from the state store, and has references in place of files."""
+    def __init__(
+        self, model: ImageModel, text: TextModel, *, stored: bool = False, fetched: Fetched | None = None
+    ) -> None:
+        """`stored`: the body comes from the state store, and has references in place of files.
+
+        `fetched`: what the https URLs of the chat gave; None: nothing is fetched here.
+        """
         self._model = model
+        self._fetched = fetched
         self._stored = stored
         rules = model.rules
         self._placeholder = None if rules is None else text.token_text(rules.placeholder)
@@ -82,18 +95,12 @@ class ImageParts:
         if not isinstance(url, str):
             value.add_mismatch("url", "a string")
             return
-        reference = ImageReference.parse(url) if self._stored else None
-        if reference is None and not is_data_url(url):
-            MEDIA_REFUSED_TOTAL.labels("url").inc()
-            value.add_error("url", f"must be a data: URL, not {short_repr(url[:40])}: this server fetches nothing")
-            return
-        param = value.path_of("url")
         try:
-            image = (
-                self._model.open_url(url, detail, param)
-                if reference is None
-                else self._model.open_reference(reference, detail, param)
-            )
+            image = self._image(url, detail, value.path_of("url"))
+        except ForeignUrl as error:
+            MEDIA_REFUSED_TOTAL.labels("url").inc()
+            value.add_error("url", str(error))
+            return
         except UnreadableImage as error:
             MEDIA_REFUSED_TOTAL.labels("file").inc()
             value.add_error("url", f"the image {error}")
@@ -104,6 +111,22 @@ class ImageParts:
             value.add_error("url", f"the images of the request have over {limits.max_request_bytes} bytes together")
             return
         self._images[place] = image
+
+    def _image(self, url: str, detail: str, param: str) -> RequestImage:
+        """Raises `UnreadableImage`, or `ForeignUrl` for a URL that names no file that is here."""
+        reference = ImageReference.parse(url) if self._stored else None
+        if reference is not None:
+            return self._model.open_reference(reference, detail, param)
+        if is_data_url(url):
+            return self._model.open_url(url, detail, param)
+        found = None if self._fetched is None else self._fetched.get(url)
+        if found is None:
+            wanted = "a data: URL" if self._fetched is None else "a data: or https: URL"
+            nothing = ": this server fetches nothing here" if self._fetched is None else ""
+            raise ForeignUrl(f"must be {wanted}, not {short_repr(url[:40])}{nothing}")
+        if isinstance(found, UnreadableImage):
+            raise found
+        return self._model.open_file(found, detail, param)
 
     def check_text(self, fields: Fields, name: str, text: object) -> None:
         """Notes text that has the placeholder of an image, which would take an image's place."""
@@ -128,6 +151,20 @@ class ImageParts:
             content[part] = {**content[part], "image_url": {**content[part]["image_url"], "url": str(image.reference)}}
             messages[message] = {**messages[message], "content": content}
         return msgspec.json.encode({**body, "messages": messages})
+
+
+def remote_urls(body: Mapping[str, Any]) -> list[str]:
+    """The https URLs of the images in a chat, as a client sent it: nothing of it has been checked."""
+    messages = body.get("messages")
+    found: list[str] = []
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) and message.get("role") in IMAGE_ROLES else None
+        for part in content if isinstance(content, list) else ():
+            value = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
+            url = value.get("url") if isinstance(value, dict) else None
+            if isinstance(url, str) and is_remote_url(url):
+                found.append(url)
+    return found
 
 
 def checked_images(model: ImageModel, text: TextModel) -> ImageModel:
