@@ -137,9 +137,13 @@ class Cluster:
             flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
         arguments = [f"--{key}={value}" for key, value in (flags | own).items()]
         log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-        popen = fork_server.shared_fork_server().spawn(name, ["serve", role, *arguments], log, self.environment)
+        popen = self.spawn(name, ["serve", role, *arguments], log)
         self.processes[name] = Process(name, role, port, metrics_port, arguments, log, popen)
         return self.processes[name]
+
+    def spawn(self, name: str, words: list[str], log: Path) -> fork_server.ForkedProcess:
+        """Runs `baton` with `words`; its output goes to `log`."""
+        return fork_server.shared_fork_server().spawn(name, words, log, self.environment)
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until every running router has a pair that moved pages."""

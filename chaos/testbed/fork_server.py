@@ -1,10 +1,10 @@
 """A fork server of service processes: one process imports everything once and forks each service.
 
 `python -m chaos.testbed.fork_server FD MODULE...` is that process; `ForkServer` starts it and asks for children. A
-child runs a `baton` command from its first line to the process's end, with its own pid and log. It saves five
-seconds of importing torch and transformers. The tests and the storms of kills use it. No thread may run before a fork,
-and no library may be active (grpc, NIXL and uvloop start with their first use): a child would inherit half of its
-work.
+child runs a `baton` command, or another program, from its first line to the process's end, with its own pid and log.
+It saves five seconds of importing torch and transformers. The tests and the storms of kills use it. No thread may run
+before a fork, and no library may be active (grpc, NIXL and uvloop start with their first use): a child would inherit
+half of its work.
 
 The fork server ends with the process that started it, and its children end with it.
 """
@@ -40,6 +40,8 @@ CHECKPOINT_LOADING = (
     "transformers.models.qwen3.modeling_qwen3",
 )
 """What a worker imports only when it loads a checkpoint; the last is the bundled model's."""
+BATON = "baton.services.cli.main"
+"""The program of a child, unless another one is named: its `run` gets the words and returns the exit code."""
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 30.0
@@ -97,7 +99,7 @@ class ForkServer:
             "-m",
             "chaos.testbed.fork_server",
             str(child_socket.fileno()),
-            "baton.services.cli.main",
+            BATON,
             *preloaded,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -110,16 +112,21 @@ class ForkServer:
         self._requests.settimeout(ANSWER_TIMEOUT_S)
 
     def spawn(
-        self, name: str, tokens: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        tokens: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        program: str = BATON,
     ) -> ForkedProcess:
         """Runs `baton` with `tokens`; its output goes to a new file `log`, and `ps -o comm` shows `name`.
 
-        `environment`: variables beside those of this server.
+        `environment`: variables beside those of this server. `program`: the module whose `run` is called instead.
         """
         exit_socket, child_socket = socket.socketpair()
         with log.open("wb") as out, child_socket:
             request = json.dumps(
-                {"name": name, "tokens": list(tokens), "environment": dict(environment or {})}
+                {"name": name, "tokens": list(tokens), "environment": dict(environment or {}), "program": program}
             ).encode()
             socket.send_fds(self._requests, [request], [out.fileno(), child_socket.fileno()])
         return ForkedProcess(int(self._requests.recv(64)), exit_socket.detach())
@@ -150,6 +157,7 @@ class _SpawnRequest:
     tokens: list[str]
     environment: dict[str, str]
     log: int
+    program: str
 
     def run(self) -> int:
         """Runs the command in this process; returns its exit code."""
@@ -158,7 +166,7 @@ class _SpawnRequest:
         os.dup2(self.log, 1)
         os.dup2(self.log, 2)
         os.close(self.log)
-        return int(importlib.import_module("baton.services.cli.main").run(self.tokens))
+        return int(importlib.import_module(self.program).run(self.tokens))
 
 
 class _ServerLoop:

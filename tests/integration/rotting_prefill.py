@@ -1,19 +1,18 @@
 """A prefill worker whose memory is faulty: 64 bytes of a page change right after, or before, its digest was taken.
 
-`python -m tests.integration.rotting_prefill MODE FILE serve prefill ...` runs the worker. Once FILE exists, every
+`run([MODE, FILE, "serve", "prefill", ...])` is the worker, a program for the fork server. Once FILE exists, every
 `PERIOD`th page is damaged when it settles. MODE `after` is a fault that digests find; `before` is the control:
 nothing can find it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from baton.domain.ids import PageId
 from baton.kv.prefix_cache import PrefixCache
-from baton.services.cli.main import run
+from baton.services.cli import main
 from baton.transfer.digest import PoolHasher
 
 PERIOD = 3
@@ -51,7 +50,9 @@ class RottingMemory:
                 )
 
 
-if __name__ == "__main__":
-    memory = RottingMemory(sys.argv[1], Path(sys.argv[2]))
+def run(words: Sequence[str]) -> int:
+    """Runs `baton` with the words after MODE and FILE, in this process, and returns its exit code."""
+    mode, trigger, *command = words
+    memory = RottingMemory(mode, Path(trigger))
     setattr(PrefixCache, "settle", lambda cache, pages: memory.settle(cache, pages))  # noqa: B010
-    sys.exit(run(sys.argv[3:]))
+    return main.run(command)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,9 +39,13 @@ def reference_calls(cluster: Cluster) -> list[ReferenceCall]:
     ]
 
 
-def drain_command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "baton.services.cli.main", "drain", *words, f"--redis-url={cluster.redis.url}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=EXIT_TIMEOUT_S + 20, check=False)
+def drain_command(cluster: Cluster, name: str) -> str:
+    """Runs `baton drain` to its end, which must be a success, and returns what it wrote."""
+    log = cluster.directory / f"drain-{name}.log"
+    command = cluster.spawn(f"drain {name}", ["drain", name, f"--redis-url={cluster.redis.url}"], log)
+    exit_code, written = command.wait(EXIT_TIMEOUT_S + 20), log.read_text()
+    assert exit_code == 0, written
+    return written
 
 
 def drain(cluster: Cluster, name: str) -> None:
@@ -51,10 +53,9 @@ def drain(cluster: Cluster, name: str) -> None:
     process = cluster.processes[name]
     process.expected_running = False
     if name in ("prefill-0", "decode-0"):
-        completed = drain_command(cluster, name)
-        assert completed.returncode == 0, completed.stderr
-        assert f"{name} is draining" in completed.stderr
-        assert completed.stderr.rstrip().endswith(f"{name} has left")
+        written = drain_command(cluster, name)
+        assert f"{name} is draining" in written
+        assert written.rstrip().endswith(f"{name} has left")
     else:
         process.popen.send_signal(signal.SIGTERM)
     assert process.popen.wait(EXIT_TIMEOUT_S) == 0, process.tail()

@@ -36,6 +36,15 @@ def test_a_child_has_a_log_and_an_exit_code(fork_server: ForkServer, tmp_path: P
     assert "--nonsense" in bad.read_text()
 
 
+def test_a_child_may_run_another_program(fork_server: ForkServer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = fork_server.spawn(
+        "other", ["a", "b"], log, {"MARK": "7"}, program="tests.integration.operations.echo_program"
+    )
+    assert child.wait(TIMEOUT_S) == 7
+    assert log.read_text() == "a b\n"
+
+
 def open_descriptors() -> set[str]:
     """What this process has open, by inode."""
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from chaos.testbed.fork_server import ForkedProcess
-from tests.cluster import Cluster, Process, completion_tokens
+from chaos.testbed.fork_server import ForkedProcess, shared_fork_server
+from tests.cluster import Cluster, completion_tokens
 
 pytestmark = pytest.mark.integration
 
@@ -32,16 +29,11 @@ class RottingCluster(Cluster):
     def trigger(self) -> Path:
         return self.directory / "rot"
 
-    def start(self, role: str, name: str, flags: dict[str, Any] | None = None) -> Process:
-        process = super().start(role, name, flags)
-        if name == "prefill-0":
-            process.popen.kill()
-            process.popen.wait(10.0)
-            command = [sys.executable, "-m", PROGRAM, self.mode, str(self.trigger), "serve", role]
-            with process.log.open("wb") as log:
-                popen = subprocess.Popen([*command, *process.flags], stdout=log, stderr=subprocess.STDOUT)
-            process.popen = cast(ForkedProcess, popen)
-        return process
+    def spawn(self, name: str, words: list[str], log: Path) -> ForkedProcess:
+        if name != "prefill-0":
+            return super().spawn(name, words, log)
+        words = [self.mode, str(self.trigger), *words]
+        return shared_fork_server().spawn(name, words, log, self.environment, PROGRAM)
 
 
 def prompt_of(number: int) -> list[int]:
