@@ -23,6 +23,9 @@ class MaskSpec:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+_NONE: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """Sampling of one token of a row.
@@ -42,7 +45,7 @@ class SampleSpec:
     def of(cls, request: EngineRequest, history: Sequence[int]) -> SampleSpec:
         """Sampling after `history`, the prompt and output of `request` so far."""
         num_prompt_tokens, stop = request.num_prompt_tokens, request.stop
-        banned = banned_tokens(stop, len(history) - num_prompt_tokens)
+        banned = banned_tokens(stop, len(history) - num_prompt_tokens) if stop.min_tokens else _NONE
         if request.sampling.bad_words:
             banned |= bad_word_ends(request.sampling.bad_words, history, num_prompt_tokens)
         mask = None if request.constraint is None else MaskSpec(request.constraint, stop.stop_token_ids)

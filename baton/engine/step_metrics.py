@@ -91,11 +91,12 @@ class StepMetrics:
         started_at = monotonic_s()
         yield
         self._forward_s = monotonic_s() - started_at
-        self.num_tokens += batch.num_tokens
-        self._tokens.observe(batch.num_tokens)
+        shape = shape_of(batch)
+        self.num_tokens += shape.num_tokens
+        self._tokens.observe(shape.num_tokens)
         self._rows.set(len(batch.rows))
         if not batch.copies:  # their time is not that of tokens
-            self.step_time.observe(shape_of(batch), self._forward_s)
+            self.step_time.observe(shape, self._forward_s)
             self._step_time_error.set(self.step_time.error)
 
     def run(self, runner: Runner, batch: Batch) -> StepOutput:
@@ -118,4 +119,5 @@ class StepMetrics:
 
 def shape_of(batch: Batch) -> StepShape:
     """The shape of a batch for the step-time model."""
-    return StepShape.of((row.num_step_tokens, row.start) for row in batch.rows)
+    sizes = [len(row.tokens) if row.wanted is None else row.num_step_tokens for row in batch.rows]
+    return StepShape.of(zip(sizes, [row.start for row in batch.rows], strict=True))

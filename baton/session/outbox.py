@@ -27,6 +27,15 @@ class OutboxLimits:
     frame_bytes: int = 256 << 10
 
 
+@dataclass(slots=True)
+class _PlainRow:
+    """A row with nothing but tokens, as almost all rows; becomes a message in its frame."""
+
+    stream: int
+    first_index: int
+    tokens: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class _RetainedFrame:
     seq: int
@@ -38,9 +47,9 @@ class Outbox:
 
     def __init__(self, limits: OutboxLimits) -> None:
         self._limits = limits
-        self._waiting: deque[pb.StreamMessage | pb.TokenRow] = deque()
+        self._waiting: deque[pb.StreamMessage | pb.TokenRow | _PlainRow] = deque()
         self._prompts: deque[pb.StreamMessage] = deque()
-        self._open_rows: dict[int, pb.TokenRow] = {}  # by stream: the waiting row that its next row may join
+        self._open_rows: dict[int, pb.TokenRow | _PlainRow] = {}  # by stream: the waiting row that its next may join
         self._retained: deque[_RetainedFrame] = deque()
         self._num_resent: int | None = None  # retained frames sent on this connection; None: all of them
         self.last_seq = 0  # of the newest frame
@@ -62,13 +71,12 @@ class Outbox:
     def post_row(self, row: pb.TokenRow) -> None:
         """Adds a row of tokens, or its tokens to the row of its stream that waits.
 
-        Rows with a gap between them stay apart: the receiver must see it.
+        Rows with a gap between them stay apart: the receiver must see it. So do plain rows and others: a stream has
+        rows with scores or without, and one last row.
         """
         waiting = self._open_rows.get(row.stream)
-        if waiting is not None and waiting.first_index + len(waiting.tokens) != row.first_index:
-            waiting = None
         self.waiting_bytes += _row_bytes(row)
-        if waiting is None:
+        if not isinstance(waiting, pb.TokenRow) or waiting.first_index + len(waiting.tokens) != row.first_index:
             self._waiting.append(row)
             self._open_rows[row.stream] = row
             return
@@ -78,6 +86,17 @@ class Outbox:
         waiting.finish_reason = row.finish_reason
         if row.HasField("times"):
             waiting.times.CopyFrom(row.times)
+
+    def post_tokens(self, stream: int, first_index: int, tokens: list[int]) -> None:
+        """As `post_row`, of a row with nothing but tokens. Takes `tokens`."""
+        waiting = self._open_rows.get(stream)
+        if type(waiting) is _PlainRow and waiting.first_index + len(waiting.tokens) == first_index:
+            waiting.tokens += tokens
+            self.waiting_bytes += _TOKEN_BYTES * len(tokens)
+            return
+        row = self._open_rows[stream] = _PlainRow(stream, first_index, tokens)
+        self._waiting.append(row)
+        self.waiting_bytes += _ROW_BYTES + _TOKEN_BYTES * len(tokens)
 
     @property
     def window_is_full(self) -> bool:
@@ -136,10 +155,14 @@ class Outbox:
         step: pb.StepTokens | None = None
         while self._waiting and num_bytes < self._limits.frame_bytes:
             item = self._waiting.popleft()
-            if isinstance(item, pb.TokenRow):
+            if isinstance(item, _PlainRow):
                 self._open_rows.pop(item.stream, None)
-                if step is None:
-                    step = frame.messages.add().step
+                step = step or frame.messages.add().step
+                step.rows.add(stream=item.stream, first_index=item.first_index, tokens=item.tokens)
+                size = _ROW_BYTES + _TOKEN_BYTES * len(item.tokens)
+            elif isinstance(item, pb.TokenRow):
+                self._open_rows.pop(item.stream, None)
+                step = step or frame.messages.add().step
                 step.rows.append(item)
                 size = _row_bytes(item)
             else:

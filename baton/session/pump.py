@@ -54,6 +54,11 @@ class SessionPump:
             self.session.post_row(row)
         self.wake()
 
+    def post_tokens(self, stream: int, first_index: int, tokens: list[int]) -> None:
+        """Sends the next tokens of a stream, consecutive ones from `first_index` on. Takes `tokens`."""
+        self.session.post_tokens(stream, first_index, tokens)
+        self._has_work.set()
+
     def leave(self, reason: str) -> None:
         """Ends the session as planned; see `MessageSession.leave`."""
         state = self.session.state

@@ -100,6 +100,11 @@ class MessageSession:
         if self.state not in ENDED_STATES and self._leaves_by is None:
             self.outbox.post_row(row)
 
+    def post_tokens(self, stream: int, first_index: int, tokens: list[int]) -> None:
+        """As `post_row`, of a row with nothing but tokens. Takes `tokens`."""
+        if self.state not in ENDED_STATES and self._leaves_by is None:
+            self.outbox.post_tokens(stream, first_index, tokens)
+
     def connected(self, keys: ConnectionKeys, peer_applied: int, now: float) -> None:
         """A handshake has ended well, and the other end has applied `peer_applied` frames. The rest is sent again.
 

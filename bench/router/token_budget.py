@@ -64,9 +64,9 @@ class TokenBudget:
 
 
 @contextmanager
-def counting(loop: asyncio.AbstractEventLoop) -> Iterator[WorkTotal]:
-    """Counts calls of the project's functions, and the tasks and timers that are made on `loop`."""
-    work, earlier_factory, call_at = WorkTotal(), loop.get_task_factory(), loop.call_at
+def counting(loop: asyncio.AbstractEventLoop, total: WorkTotal | None = None) -> Iterator[WorkTotal]:
+    """Counts calls of the project's functions, and the tasks and timers that are made on `loop`. Adds to `total`."""
+    work, earlier_factory, call_at = total or WorkTotal(), loop.get_task_factory(), loop.call_at
 
     def on_call(frame: FrameType, event: str, arg: Any) -> None:
         source = frame.f_code.co_filename
@@ -103,7 +103,7 @@ def budget_of(
         for code, count in extra.items()
         if count >= EVERY_TOKEN * (num_tokens if code.co_filename.startswith(STORE_SOURCES) else num_extra)
     }
-    names = sorted(((_name(code), count) for code, count in kept.items()), key=lambda pair: -pair[1])
+    names = sorted(((function_name(code), count) for code, count in kept.items()), key=lambda pair: -pair[1])
     return TokenBudget(
         num_streams,
         sessions,
@@ -115,7 +115,8 @@ def budget_of(
     )
 
 
-def _name(code: CodeType) -> str:
+def function_name(code: CodeType) -> str:
+    """Source file and name of a function."""
     return f"{code.co_filename.removeprefix(OWN_SOURCES[0]).removeprefix(OWN_SOURCES[1])}:{code.co_qualname}"
 
 

@@ -39,13 +39,15 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.server import ServerAuth, start_server
 from baton.rpc.tokens.row_codec import decode_row
 from baton.services.decode.effects import EmitTokens
+from baton.services.decode.serving.attempts import DecodeStreamEvent
 from baton.services.decode.serving.event_codec import encode_call_events, encode_session_events
+from baton.services.decode.serving.sessions import token_taker
 from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from baton.session.listener import SessionListener
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
-from baton.worker.sessions.served_streams import Answer, ServedStreams
-from baton.worker.streams import AttemptStreams
+from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
+from baton.worker.streams import AttemptStreams, Take
 from bench.harness.probes import LoopbackProbe, process_cpu_s
 from bench.harness.rotations import (
     Block,
@@ -72,7 +74,7 @@ class SteppingDecode(decode_pb2_grpc.DecodeServicer):
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._streams: AttemptStreams[EmitTokens] = AttemptStreams()
+        self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams()
         self._rows: dict[AttemptId, tuple[int, int]] = {}  # tokens so far, and in all
         self._stepping = asyncio.create_task(self._step_forever())
 
@@ -83,21 +85,25 @@ class SteppingDecode(decode_pb2_grpc.DecodeServicer):
             for message in encode_call_events(event):
                 yield message
 
-    async def serve(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> AsyncGenerator[Answer, None]:
+    async def serve(
+        self, request: decode_pb2.GenerateRequest, trace: TraceContext, write: WriteTokens
+    ) -> AsyncGenerator[Answer, None]:
         """The same in a session."""
-        async for event in self._events(request):
+        async for event in self._events(request, token_taker(write)):
             for answer in encode_session_events(event):
                 yield answer
 
-    async def _events(self, request: decode_pb2.GenerateRequest) -> AsyncGenerator[EmitTokens, None]:
+    async def _events(
+        self, request: decode_pb2.GenerateRequest, take: Take[DecodeStreamEvent] | None = None
+    ) -> AsyncGenerator[DecodeStreamEvent, None]:
         id = decode_id(request.request.id)
-        self._streams.open(id)
+        self._streams.open(id, take)
         self._rows[id] = 0, request.request.stop.max_tokens
         try:
             while True:
                 event = await self._streams.next(id, EVENT_TIMEOUT_S)
                 yield event
-                if event.finish is not None:
+                if isinstance(event, EmitTokens) and event.finish is not None:
                     return
         finally:
             self._rows.pop(id, None)

@@ -211,8 +211,14 @@ class DecodeLoop:
 
     def _emit_effects(self, effects: Sequence[DecodeEffect]) -> None:
         outward = self._submit_pulls(effects)
+        num_tokens = 0
         for effect in outward:
-            self._count(effect)
+            if type(effect) is EmitTokens:
+                num_tokens += len(effect.tokens)
+            else:
+                self._count(effect)
+        if num_tokens:
+            metrics.GENERATED_TOKENS_TOTAL.labels("decode").inc(num_tokens)
         if outward:
             self._hooks.emit(outward)
 
@@ -239,8 +245,6 @@ class DecodeLoop:
 
     def _count(self, effect: OutwardEffect) -> None:
         match effect:
-            case EmitTokens(_, tokens):
-                metrics.GENERATED_TOKENS_TOTAL.labels("decode").inc(len(tokens))
             case Scored(_, scores):
                 metrics.PROMPT_SCORES_TOTAL.labels("decode").inc(len(scores))
             case ReportImported():

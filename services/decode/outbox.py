@@ -46,10 +46,12 @@ class DecodeOutbox:
 
     def _perform(self, effects: list[OutwardEffect]) -> None:
         for effect in effects:
+            if type(effect) is EmitTokens and effect.finish is None:  # of almost all
+                self._streams.deliver(effect.id, effect)
+                continue
             match effect:
-                case EmitTokens(id, _, finish, times):
-                    if finish is not None:
-                        self._recent.add(id, times)
+                case EmitTokens(id, _, _, times):
+                    self._recent.add(id, times)
                     self._streams.deliver(id, effect)
                 case Scored(id):
                     self._streams.deliver(id, effect)

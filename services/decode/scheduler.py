@@ -117,7 +117,8 @@ class DecodeScheduler:
     def num_recomputed_tokens(self, batch: Batch) -> int:
         """Prompt tokens in a batch that prefill had computed already, as they are of no local prompt. Always 0."""
         local = {row.request.id for row in self._local}
-        return sum(row.num_prompt_tokens for row in batch.rows if row.id not in local)
+        filled = [row for row in batch.rows if row.sample is None or row.start < row.sample.num_prompt_tokens]
+        return sum(row.num_prompt_tokens for row in filled if row.id not in local)
 
     def growths(self) -> list[RowGrowth]:
         """All rows, as the growth reserve sees them."""
@@ -251,7 +252,7 @@ class DecodeScheduler:
 
     def _grow(self, copies: list[HostCopy], now: float) -> None:
         for row in list(self._running):
-            while row in self._running and not self._ensure_page(row):
+            while len(row.tokens) > row.table.num_slots and row in self._running and not self._ensure_page(row):
                 self._preempt(self._order.victim(self._running), copies, now)
 
     def _ensure_page(self, row: DecodeRow) -> bool:

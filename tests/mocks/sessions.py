@@ -18,7 +18,7 @@ from baton.rpc.tokens.row_codec import encode_row
 from baton.session.listener import SessionListener
 from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
-from baton.worker.sessions.served_streams import Answer, ServedStreams
+from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
 
 MAX_PROMPT_TOKENS = 1 << 20
 LIMITS = SessionLimits(silent_s=4.0, resume_s=8.0, dial_s=10.0)
@@ -41,7 +41,9 @@ def listen_for_sessions(incarnation: Incarnation, generate: Generate) -> Session
     """A listener whose attempts are served by `generate`."""
 
     def make_owner(pump: SessionPump) -> ServedStreams:
-        async def serve(request: decode_pb2.GenerateRequest, trace: TraceContext) -> AsyncGenerator[Answer, None]:
+        async def serve(
+            request: decode_pb2.GenerateRequest, trace: TraceContext, write: WriteTokens
+        ) -> AsyncGenerator[Answer, None]:
             async with aclosing(generate(request, SessionContext(request, trace))) as events:
                 async for event in events:
                     yield answer_of(event)

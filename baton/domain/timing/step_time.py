@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import mul, truediv
 
 from baton.domain.arithmetic import ceil_div
 
@@ -71,7 +72,7 @@ class StepShape:
         """The seven features, in `UNITS`."""
         knees = [max(0, self.num_tokens - knee) for knee in KNEES]
         values = (1.0, self.num_tokens, *knees, self.chunk_pairs, self.row_contexts)
-        return tuple(value / unit for value, unit in zip(values, UNITS, strict=True))
+        return tuple(map(truediv, values, UNITS))
 
 
 EMPTY_STEP = StepShape(0, 0.0, 0)
@@ -112,7 +113,8 @@ class StepTimeModel:
         """Seconds of a step: at least half of the shortest one seen. 0.0 before the first step."""
         if self.num_steps == 0:
             return 0.0
-        seconds = self._scale * sum(w * x for w, x in zip(self._weights, shape.features(), strict=True))
+        parts: list[float] = list(map(mul, self._weights, shape.features()))
+        seconds = self._scale * sum(parts)
         return max(seconds, self._least_s / 2)
 
     def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float:
@@ -141,15 +143,15 @@ class StepTimeModel:
 
     def _fit(self, features: tuple[float, ...], seconds: float) -> None:
         """One step of recursive least squares: the weights times `features / seconds` shall be 1."""
-        size = len(features)
         x = [value / seconds for value in features]
-        spread = [sum(row[j] * x[j] for j in range(size)) for row in self._covariance]
-        gain_over = FORGETTING + sum(x[i] * spread[i] for i in range(size))
-        miss = 1.0 - sum(self._weights[i] * x[i] for i in range(size))
-        self._weights = [self._weights[i] + spread[i] / gain_over * miss for i in range(size)]
+        spread = [sum(map(mul, row, x)) for row in self._covariance]
+        gain_over = FORGETTING + sum(map(mul, x, spread))
+        miss = 1.0 - sum(map(mul, self._weights, x))
+        self._weights = [weight + one / gain_over * miss for weight, one in zip(self._weights, spread, strict=True)]
         reduced = [
-            [self._covariance[i][j] - spread[i] * spread[j] / gain_over for j in range(size)] for i in range(size)
+            [value - one * other / gain_over for value, other in zip(row, spread, strict=True)]
+            for row, one in zip(self._covariance, spread, strict=True)
         ]
-        trace = sum(reduced[i][i] for i in range(size))
+        trace = sum([row[i] for i, row in enumerate(reduced)])
         factor = min(1 / FORGETTING, max(1.0, MAX_TRACE / trace)) if trace > 0 else 1.0
         self._covariance = [[value * factor for value in row] for row in reduced]

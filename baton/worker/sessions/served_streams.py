@@ -1,7 +1,7 @@
 """The streams of one router's session at a worker: assembles prompts, serves attempts, posts what they emit.
 
-One task serves a stream. What all tasks post in one pass of the loop leaves in one frame, so a step of the engine is
-one message. Nothing here waits for the network: what a router does not take joins in the session's outbox.
+One task serves a stream; plain tokens pass it by. What is posted in one pass of the loop leaves in one frame, so a step
+of the engine is one message. Nothing here waits for the network: what a router does not take joins in the outbox.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog.contextvars
 
@@ -33,8 +34,13 @@ MAX_PROMPT_BYTES = 64 << 20
 log = get_logger(__name__)
 
 Answer = pb.StreamMessage | pb.TokenRow
-ServeAttempt = Callable[[decode_pb2.GenerateRequest, TraceContext], AsyncGenerator[Answer, None]]
-"""Serves one attempt until it ends or is closed. Sets no stream number. Ends after a row with a finish or `Ended`."""
+WriteTokens = Callable[[int, list[int]], None]
+"""Posts the next tokens of one stream, from an index on. Neither raises nor waits; keeps the list."""
+ServeAttempt = Callable[[decode_pb2.GenerateRequest, TraceContext, WriteTokens], AsyncGenerator[Answer, None]]
+"""Serves one attempt until it ends or is closed. Sets no stream number. Ends after a row with a finish or `Ended`.
+
+Tokens may be written instead of given, while the stream is served and all answers before them have been taken.
+"""
 
 
 @dataclass(slots=True)
@@ -127,7 +133,8 @@ class ServedStreams:
         try:
             id = decode_id(stream.request.request.id)
             structlog.contextvars.bind_contextvars(**log_fields(request_metadata(id, stream.trace)))
-            async with aclosing(self._serve(stream.request, stream.trace)) as answers:
+            write = partial(self._pump.post_tokens, number)
+            async with aclosing(self._serve(stream.request, stream.trace, write)) as answers:
                 async for answer in answers:
                     self._post(number, answer)
         except BatonError as error:

@@ -25,7 +25,7 @@ from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
 from baton.worker.handoff.links import PeerLinks
 from baton.worker.request_validator import EngineRequestValidator, clamp_duration
-from baton.worker.streams import AttemptStreams
+from baton.worker.streams import AttemptStreams, Take
 
 log = get_logger()
 
@@ -67,14 +67,17 @@ class AttemptServer:
         self._config = config
 
     async def events(
-        self, request: decode_pb2.GenerateRequest, trace: TraceContext
+        self, request: decode_pb2.GenerateRequest, trace: TraceContext, take: Take[DecodeStreamEvent] | None = None
     ) -> AsyncGenerator[DecodeStreamEvent, None]:
-        """The events of one attempt. The last one has a finish or is a `Fail`. Closing it before aborts the attempt."""
+        """The events of one attempt. The last one has a finish or is a `Fail`. Closing it before aborts the attempt.
+
+        `take` may handle an event before it is given: see `AttemptStreams.open`. It leaves the last one.
+        """
         id = codec.decode_id(request.request.id)
         try:
             claim = self._parse(request)
             await prepare_constraint(self._config.masks, claim.request)
-            self._streams.open(id)
+            self._streams.open(id, take)
         except BatonError as error:
             yield Fail(id, error)
             return

@@ -38,6 +38,35 @@ def test_rows_that_wait_join_and_keep_the_end():
     assert list(step.step.rows) == [row(1, 0, 100, 101, 102, 103, finish=common_pb2.FINISH_REASON_LENGTH)]
 
 
+def test_plain_tokens_that_wait_join_and_the_last_row_follows():
+    outbox = Outbox(OutboxLimits())
+    for index in range(3):
+        outbox.post_tokens(1, index, [100 + index])
+        outbox.post_tokens(2, index, [200 + index])
+    last = row(1, 3, 103, finish=common_pb2.FINISH_REASON_LENGTH)
+    outbox.post_row(last)
+    [step] = taken(outbox)
+    assert list(step.step.rows) == [row(1, 0, 100, 101, 102), row(2, 0, 200, 201, 202), last]
+    assert outbox.waiting_bytes == 0
+
+
+def test_a_gap_between_plain_tokens_stays_visible():
+    outbox = Outbox(OutboxLimits())
+    for index in (0, 2, 3, 3):
+        outbox.post_tokens(1, index, [10 + index])
+    [step] = taken(outbox)
+    assert list(step.step.rows) == [row(1, 0, 10), row(1, 2, 12, 13), row(1, 3, 13)]
+
+
+def test_a_message_between_plain_tokens_keeps_its_place():
+    outbox = Outbox(OutboxLimits())
+    outbox.post_tokens(1, 0, [10])
+    outbox.post(pb.StreamMessage(stream=1, joined=pb.Joined()))
+    outbox.post_tokens(1, 1, [11])
+    kinds = [message.WhichOneof("kind") for message in taken(outbox)]
+    assert kinds == ["step", "joined", "step"]
+
+
 def test_a_gap_between_rows_stays_visible():
     """A joined row has one first index, so a gap inside would move every later token."""
     outbox = Outbox(OutboxLimits())
@@ -47,13 +76,16 @@ def test_a_gap_between_rows_stays_visible():
     assert [(r.first_index, list(r.tokens)) for r in step.step.rows] == [(0, [10]), (2, [12, 13]), (3, [13])]
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(1, 3)), max_size=20))
-def test_joined_rows_have_every_token_at_its_index(posted: list[tuple[int, int, int]]):
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(1, 3), st.booleans()), max_size=20))
+def test_joined_rows_have_every_token_at_its_index(posted: list[tuple[int, int, int, bool]]):
     outbox = Outbox(OutboxLimits())
     expected: dict[int, list[tuple[int, int]]] = {}
-    for stream, first, num_tokens in posted:
+    for stream, first, num_tokens, is_plain in posted:
         tokens = [1000 * stream + first + n for n in range(num_tokens)]
-        outbox.post_row(row(stream, first, *tokens))
+        if is_plain:
+            outbox.post_tokens(stream, first, [*tokens])
+        else:
+            outbox.post_row(row(stream, first, *tokens))
         expected.setdefault(stream, []).extend(enumerate(tokens, start=first))
     found: dict[int, list[tuple[int, int]]] = {}
     while (body := outbox.take()) is not None:

@@ -1,4 +1,4 @@
-"""Attempt streams: one reader an attempt, ordered events, nothing kept for closed streams."""
+"""Attempt streams: one reader an attempt, ordered events by both ways, nothing kept for closed streams."""
 
 from __future__ import annotations
 
@@ -52,3 +52,85 @@ async def test_events_without_an_open_stream_are_dropped():
     streams.open(ID)
     with pytest.raises(DeadlineExceeded, match="no event"):
         await streams.next(ID, 0.01)
+
+
+class Taker:
+    """Takes numbers below 100, as plain tokens; leaves all others."""
+
+    def __init__(self) -> None:
+        self.handled: list[int] = []
+
+    def take(self, event: int) -> bool:
+        if event < 100:
+            self.handled.append(event)
+        return event < 100
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_waiting_reader_sleeps_while_its_events_are_taken():
+    streams: AttemptStreams[int] = AttemptStreams()
+    taker = Taker()
+    streams.open(ID, taker.take)
+    reader = asyncio.create_task(streams.next(ID, 10.0))
+    await settle()
+    for event in (1, 2):
+        streams.deliver(ID, event)
+    await settle()
+    assert (taker.handled, reader.done()) == ([1, 2], False)
+    streams.deliver(ID, 100)
+    assert await reader == 100
+
+
+async def test_an_event_waits_behind_one_that_the_reader_has_not_handled():
+    """Whatever was left to the reader comes first, also between its wake-up and its next wait."""
+    streams: AttemptStreams[int] = AttemptStreams()
+    taker = Taker()
+    streams.open(ID, taker.take)
+    streams.deliver(ID, 1)  # nobody waits yet
+
+    async def read() -> None:
+        while (event := await streams.next(ID, 10.0)) != 999:
+            await asyncio.sleep(0)
+            taker.handled.append(event)
+
+    reader = asyncio.create_task(read())
+    await settle()
+    for event in (2, 100, 3, 101, 4):  # 3 must not be taken while 100 is on its way to the reader
+        streams.deliver(ID, event)
+    await asyncio.sleep(0)
+    streams.deliver(ID, 5)
+    for _ in range(12):
+        await asyncio.sleep(0)
+    streams.deliver(ID, 6)
+    streams.deliver(ID, 999)
+    await reader
+    assert taker.handled == [1, 2, 100, 3, 101, 4, 5, 6]
+
+
+async def test_a_cancelled_reader_takes_nothing_more():
+    streams: AttemptStreams[int] = AttemptStreams()
+    taker = Taker()
+    streams.open(ID, taker.take)
+    reader = asyncio.create_task(streams.next(ID, 10.0))
+    await settle()
+    reader.cancel()
+    streams.deliver(ID, 1)  # before the task has heard of it
+    await asyncio.gather(reader, return_exceptions=True)
+    streams.deliver(ID, 2)
+    assert taker.handled == []
+
+
+async def test_taken_events_end_a_silence():
+    streams: AttemptStreams[int] = AttemptStreams()
+    taker = Taker()
+    streams.open(ID, taker.take)
+    reader = asyncio.create_task(streams.next(ID, 0.02))
+    await settle()
+    streams.deliver(ID, 1)
+    with pytest.raises(DeadlineExceeded, match="no event"):
+        await reader
+    assert taker.handled == [1]

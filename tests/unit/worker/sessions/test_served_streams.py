@@ -18,7 +18,7 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.session.prompts import split_prompt
 from baton.session.streams import UNLISTED_GRACE_S
 from baton.worker.sessions import served_streams
-from baton.worker.sessions.served_streams import Answer, ServedStreams
+from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
 
 TRACEPARENT = "00-00000000000000000000000000000001-0000000000000002-01"
 
@@ -30,6 +30,7 @@ class ServedRig:
     posted: list[Answer] = field(default_factory=list)
     served: dict[str, tuple[list[int], TraceContext]] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
+    writes: dict[str, WriteTokens] = field(default_factory=dict)
     events: dict[str, asyncio.Queue[Answer | Exception]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,8 +42,14 @@ class ServedRig:
     def post_rows(self, rows: list[pb.TokenRow]) -> None:
         self.posted += rows
 
-    async def serve(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> AsyncGenerator[Answer, None]:
+    def post_tokens(self, stream: int, first_index: int, tokens: list[int]) -> None:
+        self.posted.append(pb.TokenRow(stream=stream, first_index=first_index, tokens=tokens))
+
+    async def serve(
+        self, request: decode_pb2.GenerateRequest, trace: TraceContext, write: WriteTokens
+    ) -> AsyncGenerator[Answer, None]:
         name = request.request.id.request_id
+        self.writes[name] = write
         self.served[name] = list(request.request.tokens), trace
         self.running.add(name)
         try:
@@ -101,6 +108,19 @@ async def test_answers_carry_the_number_of_their_stream_until_the_end():
     await settle()
     assert sorted(answer.stream for answer in rig.posted) == [1, 2]
     assert (len(rig.streams), rig.running) == (1, {"b"})
+
+
+async def test_written_tokens_carry_the_number_of_their_stream():
+    rig = ServedRig()
+    for number, name in ((4, "a"), (7, "b")):
+        rig.open(number, name, [1])
+    await settle()
+    rig.writes["b"](0, [5, 6])
+    rig.writes["a"](3, [7])
+    assert [(row.stream, row.first_index, list(row.tokens)) for row in rig.posted if isinstance(row, pb.TokenRow)] == [
+        (7, 0, [5, 6]),
+        (4, 3, [7]),
+    ]
 
 
 async def test_an_abort_ends_the_attempt_and_answers_nothing():
