@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.timing.step_time import StepTimeFit
 
 PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS = "prompt_scores", "token_bans", "named_logprobs"
 """Capabilities: to score prompts that a worker computes; `allowed_token_ids` and `bad_words`; `logprob_token_ids`."""
@@ -89,7 +90,10 @@ class WorkerBudgets:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A snapshot by the engine thread. `step_age_s`: age of the current step; 0 while idle."""
+    """A snapshot by the engine thread. `step_age_s`: age of the current step; 0 while idle.
+
+    `step_time`: what the engine has learned of the time of its steps; None while that is no help.
+    """
 
     waiting_requests: int = 0
     waiting_tokens: int = 0
@@ -99,6 +103,7 @@ class WorkerLoad:
     step_age_s: float = 0.0
     pages: PageCounts = PageCounts()
     activity: Activity = Activity()
+    step_time: StepTimeFit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,7 @@ class WorkerRecord:
     `kernels`: level of the native kernels in use, `NO_KERNELS`, or the device that needs none; "": not told.
     `modalities`: of prompts that it serves. `processor`: digest of the image processor that its images are encoded
     with, here or by encode workers; `vision`: fingerprint of the embeddings; both "" where no images are encoded.
+    `page_bytes`: of a page's KV; 0: not told.
     An encode worker has no pages: `page_size` is 0, its budgets are 0, and `load` counts images and their rows.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
@@ -166,6 +172,7 @@ class WorkerRecord:
     modalities: tuple[str, ...] = (TEXT,)
     processor: str = ""
     vision: str = ""
+    page_bytes: int = 0
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

@@ -76,9 +76,15 @@ class EngineTurn(Generic[Command]):
             self.cache.events.flush()
 
     def load(self) -> WorkerLoad:
-        """Load, pages and totals after the last turn, with the age of the current step."""
+        """Load, pages, totals and step times after the last turn, with the age of the current step."""
         steps = self.steps
-        return replace(self._load, step_age_s=steps.step_age_s(), pages=steps.pages(), activity=self.activity())
+        return replace(
+            self._load,
+            step_age_s=steps.step_age_s(),
+            pages=steps.pages(),
+            activity=self.activity(),
+            step_time=steps.step_time.fit(),
+        )
 
     def activity(self) -> Activity:
         """Totals for the status line."""

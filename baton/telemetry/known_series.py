@@ -20,6 +20,7 @@ from baton.domain.errors import (
 )
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
+from baton.domain.timing.prompt_cost import CostBasis
 from baton.telemetry import metrics
 from baton.telemetry.request_trace import Outcome
 from baton.telemetry.series.vllm_series import VllmSeries
@@ -58,6 +59,8 @@ def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
         for code in lost:
             for outcome in ("retried", "given_up"):
                 yield metrics.RETRIES_TOTAL, (phase, code, outcome)
+    for basis in CostBasis:
+        yield metrics.PLACEMENTS_TOTAL, (basis.value,)
     for phase in _PHASES:
         yield metrics.ABORTS_TOTAL, (phase,)
     for cause in ("orphan", "client"):

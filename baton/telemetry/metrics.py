@@ -48,9 +48,8 @@ WORKERS_LOST_TOTAL = Counter(
     ["model", "role"],
     registry=REGISTRY,
 )
-OPEN_LINK_BREAKERS = Gauge(
-    "baton_open_link_breakers", "Links whose circuit breaker is open or half-open here.", registry=REGISTRY
-)
+OPEN_LINK_BREAKERS = Gauge("baton_open_link_breakers", "Links whose breaker is not closed here.", registry=REGISTRY)
+PLACEMENTS_TOTAL = Counter("baton_placements", "Pairs chosen, by what told their cost.", ["basis"], registry=REGISTRY)
 RETRIES_TOTAL = Counter(
     "baton_retries", "Attempts lost and retried.", ["phase", "reason", "outcome"], registry=REGISTRY
 )

@@ -262,6 +262,7 @@ class _Worker:
             capabilities=(*CAPABILITIES, SESSIONS),
             modalities=(TEXT,) if self._engine.media is None else (TEXT, IMAGE),
             budgets=self._loop.budgets(),
+            page_bytes=self._engine.geometry.page_bytes,
         )
 
     def _make_links(self) -> PeerLinks:

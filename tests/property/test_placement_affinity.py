@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import Incarnation, PageKey, WorkerId
+from baton.domain.timing.prompt_cost import MOVED_TOKENS_PER_COMPUTED
 from baton.domain.worker import WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
 from baton.services.router.dispatch.placement import (
     AFFINITY_TOKENS,
     FULL_DECODE_TOKENS,
-    MOVED_TOKENS_PER_COMPUTED,
     Pair,
     PlacementQuery,
     PrefixIndex,

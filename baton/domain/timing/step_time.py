@@ -78,6 +78,41 @@ class StepShape:
 EMPTY_STEP = StepShape(0, 0.0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimeFit:
+    """What a reliable model has learned, as a value that travels in a worker's record.
+
+    `weights`: seconds of each feature in `UNITS`, scale included. `least_s`: no step takes less.
+    """
+
+    weights: tuple[float, ...]
+    least_s: float
+
+    def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int, beside: StepShape = EMPTY_STEP) -> float:
+        """Seconds to compute `num_tokens` tokens after the first `start`, in chunks of `chunk_tokens`.
+
+        `beside`: the rows in each of these steps. In one sum: features are linear between the knees.
+        """
+        if num_tokens <= 0:
+            return 0.0
+        num_full, rest = divmod(num_tokens, max(1, chunk_tokens))
+        num_steps, rows = num_full + (rest > 0), beside.num_tokens
+        values = [float(num_steps), num_tokens + num_steps * rows]
+        for knee in KNEES:
+            of_full, of_rest = max(0, chunk_tokens + rows - knee), max(0, rest + rows - knee) if rest else 0
+            values.append(num_full * of_full + of_rest)
+        values.append(num_tokens * (start + num_tokens / 2) + num_steps * beside.chunk_pairs)
+        values.append(num_steps * beside.row_contexts)
+        seconds = sum(w * x / unit for w, x, unit in zip(self.weights, values, UNITS, strict=True))
+        return max(seconds, num_steps * self.least_s)
+
+    def seconds_of_rows(self, beside: StepShape) -> float:
+        """Seconds of a step with these rows alone; 0.0 without any."""
+        if not beside.num_tokens:
+            return 0.0
+        return max(sum(w * x for w, x in zip(self.weights, beside.features(), strict=True)), self.least_s)
+
+
 class StepTimeModel:
     """Learns from every step of one worker. Owned by its engine thread."""
 
@@ -87,13 +122,19 @@ class StepTimeModel:
         self._covariance = [[INITIAL_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
         self._scale = 1.0
         self._least_s = math.inf
-        self.num_steps = 0
+        self.num_steps = self.num_chunk_steps = 0
         self.error = 1.0
 
     @property
     def reliable(self) -> bool:
         """True after `MIN_STEPS` steps while the mean relative error is at most `MAX_ERROR`."""
         return self.num_steps >= MIN_STEPS and self.error <= MAX_ERROR
+
+    def fit(self) -> StepTimeFit | None:
+        """What was learned; None until it is reliable, also for chunks. Thread-safe: weights are replaced."""
+        if not self.reliable or self.num_chunk_steps < MIN_STEPS:
+            return None
+        return StepTimeFit(tuple(self._scale * weight for weight in self._weights), self._least_s / 2)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learns that a step took `seconds`. Steps without tokens, or that no clock saw pass, are ignored."""
@@ -108,6 +149,7 @@ class StepTimeModel:
         self._fit(shape.features(), seconds / self._scale)
         self._least_s = min(self._least_s, seconds)
         self.num_steps += 1
+        self.num_chunk_steps += shape.chunk_pairs > 0
 
     def predict(self, shape: StepShape) -> float:
         """Seconds of a step: at least half of the shortest one seen. 0.0 before the first step."""

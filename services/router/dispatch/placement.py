@@ -4,7 +4,8 @@ A pair is eligible when both workers are ready, not stuck, large enough, and hav
 requires. The decode worker's link to this incarnation of the prefill worker must be up and have moved bytes.
 
 The cheapest eligible pair wins. Costs are in prefill tokens: those waiting at prefill, those to compute, those to move,
-and the occupancy of decode. Workers on which earlier attempts failed come last. Equal pairs take turns.
+by the workers' step times where they are known (`prompt_cost`), and the occupancy of decode. Workers on which earlier
+attempts failed come last. Equal pairs take turns.
 
 A query with an `affinity` takes the pair that had the last one of this affinity, if that costs at most
 `AFFINITY_TOKENS` more and has no less of the prompt cached.
@@ -18,15 +19,9 @@ from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import Incarnation, PageKey
+from baton.domain.timing.prompt_cost import CostBasis, PromptLoad, basis_of, handover_cost, local_cost, token_seconds
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import IMAGE, NO_KERNELS, LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
-
-MOVED_TOKENS_PER_COMPUTED = 16
-"""Moving the KV of this many tokens costs as much as computing one."""
-
-LOCAL_TOKENS_PER_COMPUTED = 4
-"""A prompt token that decode computes costs as much as this many at prefill: it waits for its share of the steps, and
-all rows wait for it."""
 
 FULL_DECODE_TOKENS = 512
 """Cost of a decode worker with all rows taken, in prefill tokens. An idle one costs nothing."""
@@ -81,6 +76,11 @@ class Pair:
     @property
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
         return self.prefill.incarnation, self.decode.incarnation
+
+    @property
+    def cost_basis(self) -> CostBasis:
+        """What the cost of its prompts goes by."""
+        return basis_of(self.prefill)
 
     def encodes(self, processor: str) -> bool:
         """True when prefill encodes images with this processor and decode continues such prompts. All do for "".
@@ -228,14 +228,9 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
 
     `tie_breaker` decides between equals. Those of an affinity have their own, so that all routers begin with one pair.
     """
-    costs: list[tuple[_Cost, Pair]] = []
-    for pair in pairs:
-        if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
-            continue
-        if not pair.encodes(query.processor):
-            continue
-        if capacity_tokens(pair) >= query.max_tokens and pair.has(query.needs):
-            costs.append((_cost(pair, query, index), pair))
+    able = [pair for pair in pairs if _can_take(pair, query)]
+    token_s = token_seconds([pair.prefill for pair in able])
+    costs = [(_cost(pair, query, index, token_s), pair) for pair in able]
     if not costs:
         return None
     lowest = min(cost for cost, _ in costs)
@@ -244,6 +239,14 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
         tie_breaker = int(query.affinity[:8], 16)
     cheapest = best[tie_breaker % len(best)]
     return cheapest if query.last is None else _nearest(costs, (lowest, cheapest), query, index)
+
+
+def _can_take(pair: Pair, query: PlacementQuery) -> bool:
+    if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
+        return False
+    if not pair.encodes(query.processor):
+        return False
+    return capacity_tokens(pair) >= query.max_tokens and pair.has(query.needs)
 
 
 def _nearest(
@@ -285,15 +288,16 @@ def _hit_tokens(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[
     )
 
 
-def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> _Cost:
+def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex, token_s: float) -> _Cost:
     """The three parts of a `_Cost`."""
     decode, load = pair.decode, pair.decode.load
     num_prefill_hit, num_decode_hit = _hit_tokens(pair, query, index)
-    num_to_compute = pair.prefill.load.waiting_tokens + query.num_tokens - num_prefill_hit
-    num_to_move = (query.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
+    work = PromptLoad(query.num_tokens, num_prefill_hit, num_decode_hit)
     if pair.local:
-        num_to_compute, num_to_move = LOCAL_TOKENS_PER_COMPUTED * num_to_compute, 0.0
+        prompt_cost = local_cost(decode, work, token_s)
+    else:
+        prompt_cost = handover_cost(pair.prefill, decode, work, token_s)
     occupancy = (load.running_rows + load.waiting_requests) / max(1, decode.budgets.rows)
     num_pages = ceil_div(query.num_tokens - num_decode_hit + 1, decode.page_size)  # 1: the first output token
     full = load.running_rows >= decode.budgets.rows or load.available_pages < num_pages
-    return query.avoided.num_avoided(pair), full, num_to_compute + num_to_move + FULL_DECODE_TOKENS * occupancy
+    return query.avoided.num_avoided(pair), full, prompt_cost + FULL_DECODE_TOKENS * occupancy

@@ -44,7 +44,7 @@ from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessio
 from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics import OPEN_LINK_BREAKERS
+from baton.telemetry.metrics import OPEN_LINK_BREAKERS, PLACEMENTS_TOTAL
 from baton.telemetry.series.worker_series import WorkerSeries
 
 MAX_INDEXED_PAGES = 1 << 18
@@ -191,16 +191,17 @@ class WorkerSet:
 
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
-        now = self._now()
-        records = []
-        for record in self._records.values():
-            if self._eligible(record) and self._suspected_until.get(record.incarnation, now) <= now:
-                records.append(self._in_flight.adjust(record, now))
+        now, until = self._now(), self._suspected_until
+        able = (one for one in self._records.values() if self._eligible(one) and until.get(one.incarnation, now) <= now)
+        records = [self._in_flight.adjust(record, now) for record in able]
         pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
         if query.processor:
             pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]
         self._num_choices += 1
-        return choose_pair(pairs, query, self._index, self._num_choices)
+        pair = choose_pair(pairs, query, self._index, self._num_choices)
+        if pair is not None:
+            PLACEMENTS_TOTAL.labels(pair.cost_basis.value).inc()
+        return pair
 
     def on_placed(self, id: AttemptId, pair: Pair, num_tokens: int) -> None:
         """Counts an attempt as load of its pair until announcements show it."""

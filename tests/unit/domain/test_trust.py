@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.timing.step_time import StepTimeFit
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, RecordVerifier
 from baton.domain.worker import Activity, LinkRecord, PageCounts, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
 from baton.store.redis.record_codec import worker_from_json, worker_to_json
@@ -61,6 +62,8 @@ def other(value: object) -> Any:
             return replace(value, running_rows=value.running_rows + 1)
         case PageCounts():
             return replace(value, live=value.live + 1)
+        case None:
+            return StepTimeFit((0.1,) * 7, 0.0)
         case Activity():
             return replace(value, num_cached_tokens=value.num_cached_tokens + 1)
     raise AssertionError(value)
@@ -84,10 +87,15 @@ def test_a_signature_covers_every_number_of_the_load(name: str):
     bandwidth=st.floats(0.0, 1e12) | st.integers(0, 2**40),
     incarnation=st.integers(0, 2**64 - 1),
     model=st.text(max_size=20),
+    weights=st.tuples(*[st.floats(-1e3, 1e3) | st.integers(-3, 3).map(float)] * 7),
 )
-def test_a_signature_survives_the_store(step_age_s: float, bandwidth: float, incarnation: int, model: str):
+def test_a_signature_survives_the_store(
+    step_age_s: float, bandwidth: float, incarnation: int, model: str, weights: tuple[float, ...]
+):
     links = (LinkRecord(WorkerId("p"), Incarnation(incarnation), "nixl", bandwidth, 1),)
-    record = replace(RECORD, model=model, links=links, load=WorkerLoad(step_age_s=step_age_s))
+    record = replace(
+        RECORD, model=model, links=links, load=WorkerLoad(step_age_s=step_age_s, step_time=StepTimeFit(weights, 0.5))
+    )
     signed = replace(record, signature=OURS.sign(record))
     assert OURS.verify(worker_from_json(worker_to_json(signed)))
 
