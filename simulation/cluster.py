@@ -20,6 +20,7 @@ from simulation.checks.router_health import RouterHealth
 from simulation.nodes.decode import SimDecode
 from simulation.nodes.encode import SimEncode
 from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.file_tier import SimFiles
 from simulation.nodes.prefill import SimPrefill
 from simulation.nodes.router import SimRouter
 from simulation.nodes.state_store import StoreServer
@@ -69,6 +70,7 @@ class SimCluster:
         self.owners: dict[RequestId, tuple[OwnerId, float]] = {}
         self._rot_rng = Random(f"rot of {scenario.seed}")
         self._budget_rng = Random(f"budgets of {scenario.seed}")
+        self._disks: dict[tuple[str, str], SimFiles] = {}
         self.store_server = StoreServer(self._make_store)
         for name in self._names:
             self._start(name)
@@ -210,8 +212,9 @@ class SimCluster:
     def _open(self, name: str, process: SimProcess) -> None:
         scenario = self._scenario
         environment = SimEnvironment(
-            self._network, self._page_network, self.store_server, self._policies, scenario, self._crashed
-        )
+            self._network, self._page_network, self.store_server, self._policies, scenario, self._crashed,
+            self._disks,
+        )  # fmt: skip
         if name in scenario.prefills:
             self.nodes[name] = SimPrefill(process, environment, self._versions[name])
         elif name in scenario.decodes:

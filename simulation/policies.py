@@ -61,7 +61,6 @@ class SimConfig:
     num_prefill_pages: int = 14
     num_decode_pages: int = 12
     token_budget: int = 4
-    max_partial_prompts: int = 2
     max_pinned_pages: int = 7
     max_rows: int = 4
     max_window_pages: int = 2
@@ -81,6 +80,7 @@ class SimConfig:
     max_imported_pages: int = 6
     num_host_slots: int = 20
     encode_budget_rows: int = 3
+    num_file_slots: int = 48
 
 
 CONFIG = SimConfig()

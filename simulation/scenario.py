@@ -15,6 +15,7 @@ from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
 from baton.services.prefill.policy import PrefillPolicy
 from baton.settings.tiers import TierWrite
+from simulation.scheduling_plan import DEFAULT_SCHEDULING, SchedulingPlan
 
 BEGIN_S, END_S = 1.5, 5.5
 """Times between which clients arrive and faults begin."""
@@ -107,6 +108,7 @@ class ClientPlan:
     allowed: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     images: tuple[ImagePlan, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class Scenario:
     `gives_pages`: all workers give cached pages, and prefill workers import them.
     `drafts`: decode workers have a drafter. `equal_steps`: prefill steps take equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
-    `sessions`: decode's tokens come in sessions.
+    `sessions`: decode's tokens come in sessions. `scheduling`: the rest.
     `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
     `media_bytes`: bound of each worker's store of images.
     """
@@ -164,6 +166,7 @@ class Scenario:
     num_encoders: int = 0
     towers: bool = True
     media_bytes: int = 0
+    scheduling: SchedulingPlan = DEFAULT_SCHEDULING
 
     @property
     def routers(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -25,6 +25,7 @@ from simulation.scenario import (
     Scenario,
     SimFaultKind,
 )
+from simulation.scheduling_plan import SchedulingPlan, draw_scheduling
 
 MAX_FAULT_S = 3.0
 OWNER_TTL_S = 1.5
@@ -92,7 +93,33 @@ def generate_scenario(seed: int) -> Scenario:
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )
-    return with_images(Random(f"images {seed}"), scenario)
+    scenario = with_images(Random(f"images {seed}"), scenario)
+    return scenario if scenario.images or seed % 10 in ROUTER_SEEDS else _with_scheduling(scenario)
+
+
+def _with_scheduling(scenario: Scenario) -> Scenario:
+    """Draws the other settings of schedulers and caches, and prompts that come again where there are tiers."""
+    seed = scenario.seed
+    scheduling = draw_scheduling(Random(f"scheduling {seed}"), digests=scenario.digests)
+    has_tiers = scenario.host_write is not None or scheduling.file_write is not None
+    repeated = _repeated_prompts(seed) if has_tiers else ()
+    clients = tuple(_scheduled(plan, seed, scheduling, repeated) for plan in scenario.clients)
+    return replace(scenario, clients=clients, scheduling=scheduling)
+
+
+def _scheduled(
+    plan: ClientPlan, seed: int, scheduling: SchedulingPlan, repeated: Sequence[tuple[int, ...]]
+) -> ClientPlan:
+    rng = Random(f"priority {seed} {plan.name}")
+    if scheduling.by_priority:
+        plan = replace(plan, priority=rng.choice([-1, 0, 0, 2]))
+    return replace(plan, prompt=rng.choice(repeated)) if repeated and rng.random() < 0.75 else plan
+
+
+def _repeated_prompts(seed: int) -> tuple[tuple[int, ...], ...]:
+    """A few long prompts, which most clients of a cluster with tiers send: together more than a pool has."""
+    rng = Random(f"prompts {seed}")
+    return tuple(tuple(_tokens(rng, rng.randint(8, 12))) for _ in range(3))
 
 
 def _eviction(seed: int) -> EvictionPolicy:

@@ -170,6 +170,7 @@ class SimClient:
             "stop": None if plan.stop_token is None else [token_text(plan.stop_token)],
             "allowed_token_ids": list(plan.allowed) or None,
             "prompt_logprobs": plan.prompt_logprobs,
+            "priority": plan.priority,
         }
         if plan.regex:
             body |= {"structured_outputs": {"regex": plan.regex}, "stop_token_ids": [END_TOKEN]}

@@ -39,6 +39,7 @@ from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.outbox import DecodeOutbox
 from baton.services.decode.page_exports import PageExports
 from baton.services.decode.page_faults import PageFaults
+from baton.services.decode.rows.order import RowOrder
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import SendBackReason
 from baton.services.decode.server import DecodeServicer
@@ -69,6 +70,7 @@ from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.runtime.session_wire import SimWire
+from simulation.runtime.step_time import ScriptedStepTime, attentive
 from simulation.scenario import VOCAB_SIZE, SimFaultKind
 
 SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
@@ -77,8 +79,8 @@ SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
 PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
 PART_ENDS = two_parts(PAGE_BYTES)
 
-MAX_GROWTH_TOKENS = 8
-"""Longest rest of a row that the growth reserve counts on; answers may be longer."""
+ITL_OBJECTIVE_S = 20.0
+"""In the units of `attentive`."""
 
 
 class SimDecode:
@@ -118,7 +120,7 @@ class SimDecode:
         )
         self._token_budget = CONFIG.token_budget if process.name in scenario.local_prefill_workers else 0
         self._num_preemptions = 0
-        self._growth_mode = scenario.growth
+        self._growth_mode, self._plan = scenario.growth, scenario.scheduling
         self._gives_pages = scenario.gives_pages
         self._has_images = scenario.images
         self._rots = any(fault.kind is SimFaultKind.ROT for fault in scenario.faults)
@@ -183,16 +185,17 @@ class SimDecode:
     def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
         limits = ImportLimits(
             CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s,
-            max_reservations=CONFIG.max_rows,
+            max_reservations=self._plan.max_reservations,
         )  # fmt: skip
         self._imports = policies.import_table(self._cache, limits)
         self._host = SwapSpace(num_host_pages, PoolHasher(self._host_memory) if digests else None)
-        growth = GrowthReserve(self._growth_mode, CONFIG.page_size, MAX_GROWTH_TOKENS)
-        chunks = ChunkBudget(self._token_budget, CONFIG.page_size)
+        growth = GrowthReserve(self._growth_mode, CONFIG.page_size, self._plan.growth_clip_tokens)
+        step_time = ScriptedStepTime(attentive)
+        chunks = ChunkBudget(self._token_budget, CONFIG.page_size, self._plan.chunking, step_time, ITL_OBJECTIVE_S)
         drafts = None
         if self._drafter is not None:
             drafts = DraftPolicy(self._drafter, MAX_DRAFTS, CONFIG.page_size, self._cache.pool)
-        rows = RowRules(growth, drafts)
+        rows = RowRules(growth, drafts, RowOrder(self._plan.by_priority))
         self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, rows)
         rules = ImportRules(CONFIG.page_size, digests)
         self._checks = checks = PageChecks(self._cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulation.nodes.file_tier import SimFiles
 from simulation.nodes.state_store import StoreServer
 from simulation.policies import PolicyClasses
 from simulation.runtime.network import SimNetwork
@@ -22,3 +23,8 @@ class SimEnvironment:
     policies: PolicyClasses
     scenario: Scenario
     on_crash: OnProcessCrash
+    disks: dict[tuple[str, str], SimFiles]
+
+    def disk(self, name: str, fingerprint: str) -> SimFiles:
+        """What earlier processes of this name and model have left in files."""
+        return self.disks.setdefault((name, fingerprint), SimFiles())

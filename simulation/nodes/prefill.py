@@ -21,7 +21,7 @@ from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.page_imports import PageImportLimits
 from baton.engine.handoff.page_source import ImportCostModel
 from baton.engine.page_scrub import PageScrub
-from baton.engine.tiers.controller import TierController
+from baton.engine.tiers.controller import TierController, TierMover
 from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.page_checks import PageChecks
@@ -30,7 +30,7 @@ from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers.tier import CacheTier
 from baton.kv.tiers.tier_stack import TierStack
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
-from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
 from baton.services.prefill.loop import PrefillLoop
 from baton.services.prefill.outbox import PrefillOutbox
 from baton.services.prefill.page_sharing import PageSharing
@@ -52,6 +52,7 @@ from baton.worker.streams import AttemptStreams
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.file_tier import SimFileMover
 from simulation.nodes.peer_reader import SimPeerReader
 from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, IMAGE_INTAKE, INTAKE, MODEL, PolicyClasses, model_fingerprint
@@ -61,7 +62,7 @@ from simulation.runtime.page_memory import SimMemory, two_parts
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.runtime.step_time import ScriptedStepTime, attentive
-from simulation.scenario import VOCAB_SIZE
+from simulation.scenario import VOCAB_SIZE, Scenario
 from simulation.vision.images import PROCESSOR
 from simulation.vision.worker import FINGERPRINT, SimWorkerVision
 
@@ -75,8 +76,9 @@ class SimPrefill:
 
     def __init__(self, process: SimProcess, environment: SimEnvironment, version: int) -> None:
         network, policies, scenario = environment.network, environment.policies, environment.scenario
-        digests = scenario.digests
+        digests, plan = scenario.digests, scenario.scheduling
         self.process = process
+        self._plan, self._mean_step_s = plan, scenario.mean_step_s
         self._fingerprint = model_fingerprint(version)
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
@@ -87,23 +89,17 @@ class SimPrefill:
         self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), hasher, scenario.eviction)
         checks = PageChecks(self._cache)
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
-        long_tokens = CONFIG.page_size * (process.incarnation % 2)  # some workers share steps, some do not
-        limits = PrefillLimits(
-            CONFIG.page_size,
-            CONFIG.token_budget,
-            CONFIG.max_partial_prompts,
-            CONFIG.max_pinned_pages,
-            long_tokens,
-            PolicySettings(scenario.prefill_policy, max_overtakes=scenario.max_overtakes),
-            equal_time=ScriptedStepTime(attentive) if scenario.equal_steps else None,
-        )
+        limits = self._make_limits(scenario)
         sharing = self._make_sharing(policies, checks) if scenario.gives_pages else NOT_SHARED
-        if scenario.host_write is not None:
-            sharing = replace(sharing, tier=self._make_tier(scenario.host_write))
+        self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
+        self._tiers: list[CacheTier] = []
+        self._disk = environment.disk(process.name, self._fingerprint.digest)
+        tiers = self._make_tiers(scenario.host_write, plan.file_write)
+        if tiers:
+            sharing = replace(sharing, tier=TierStack(tiers))
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks, None, sharing)
         self._scheduler = scheduler
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
-        self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._handoffs = HandoffLog()
         self._engine = SimEngine(
@@ -134,18 +130,53 @@ class SimPrefill:
         if self._peers is not None:
             self._peers.begin()
 
-    def _make_tier(self, write: TierWrite) -> TierStack:
-        """As `baton.services.prefill.app` does; here reading always pays."""
-        slots = SimMemory(CONFIG.num_host_slots, self._memory.page_bytes, two_parts(self._memory.page_bytes))
-        tier = CacheTier(CONFIG.num_host_slots)
-        return TierStack(
-            [TierController(tier, HostMover(slots), self._cache, self._memory, write, lambda num_pages, first: 0.0)]
+    def _make_limits(self, scenario: Scenario) -> PrefillLimits:
+        long_tokens = CONFIG.page_size * (self.process.incarnation % 2)  # some workers share steps, some do not
+        return PrefillLimits(
+            CONFIG.page_size,
+            CONFIG.token_budget,
+            self._plan.max_partial_prompts,
+            CONFIG.max_pinned_pages,
+            long_tokens,
+            PolicySettings(
+                scenario.prefill_policy,
+                self._plan.oldest_prompt_share,
+                scenario.max_overtakes,
+                prefix_sharing=self._plan.prefix_sharing,
+                by_priority=self._plan.by_priority,
+            ),
+            equal_time=ScriptedStepTime(attentive) if scenario.equal_steps else None,
         )
 
+    def _compute_s(self, num_pages: int, first: int) -> float:
+        """Seconds to compute pages, if importing and reading have to pay; else nobody knows."""
+        return num_pages * self._mean_step_s if self._plan.sharing is PageSharingKind.CHEAPER else 0.0
+
+    def _make_tiers(self, host_write: TierWrite | None, file_write: TierWrite | None) -> list[TierController]:
+        """As `baton.services.prefill.app` does."""
+        memory, parts = self._memory, two_parts(self._memory.page_bytes)
+        self._slots = SimMemory(CONFIG.num_host_slots, memory.page_bytes, parts)
+        files = SimFileMover(
+            self.process, self._disk, parts, lambda: self._mailbox.put(TierEnded()), self._network.trace
+        )
+        movers: list[tuple[TierMover, TierWrite | None, int]] = [
+            (HostMover(self._slots), host_write, CONFIG.num_host_slots),
+            (files, file_write, CONFIG.num_file_slots),
+        ]
+        made = []
+        for mover, write, num_slots in movers:
+            if write is not None:
+                tier = CacheTier(num_slots)
+                made.append(TierController(tier, mover, self._cache, memory, write, self._compute_s))
+                self._tiers.append(tier)
+                if mover is files:
+                    tier.restore([*self._disk.index.values()])
+        return made
+
     def _make_sharing(self, policies: PolicyClasses, checks: PageChecks) -> PageSharing:
-        """As `baton.services.prefill.app` does; here importing always pays."""
+        """As `baton.services.prefill.app` does."""
         cache, page_bytes = self._cache, self._memory.page_bytes
-        costs = ImportCostModel(PageSharingKind.ALWAYS, page_bytes, lambda num_pages, first: 0.0)
+        costs = ImportCostModel(self._plan.sharing, page_bytes, self._compute_s)
         bounds = PageImportLimits(CONFIG.max_imported_pages, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
         limits = ExportLimits(CONFIG.max_given_pages, lambda: cache.num_available)
         exports = policies.cached_exports(cache, self._exports, checks, limits)
@@ -172,6 +203,8 @@ class SimPrefill:
         check_pages(self._cache, [] if self._peers is None else self._peers.pages_in_flight())
         if self._vision is not None:
             self._vision.check()
+        for tier in self._tiers:
+            tier.check()
 
     def _num_requests(self) -> int:
         return max(self._loop.num_requests, len(self._streams))
@@ -192,7 +225,9 @@ class SimPrefill:
         check_idle(self.process.name, self._cache.pool, left)
 
     def rot(self, rng: Random) -> list[int]:
-        """Flips bits of settled pages that no prompt holds; returns the pages."""
+        """Flips bits of settled pages that no prompt holds, and of copies in tiers; returns the former."""
+        flip_bits(rng, self._slots, range(self._slots.num_pages))
+        self._disk.rot(rng)
         return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED, Owner.PINNED)))
 
     def _listen(self, metadata: bytes, granted_lease_s: float | None) -> None:

@@ -1,13 +1,20 @@
 """Many seeds without a violation, repeatable runs, and faults that really happen."""
 
 from collections import Counter
+from dataclasses import asdict
 from functools import cache
 
 import pytest
 
+from baton.engine.chunking import ChunkPolicy
+from baton.kv.eviction import EvictionPolicy
+from baton.kv.growth import GrowthPolicy
+from baton.services.prefill.policy import PrefillPolicy
+from baton.settings.tiers import TierWrite
 from simulation.report import describe
 from simulation.run import RunResult, run
 from simulation.scenario_generator import generate_scenario
+from simulation.scheduling_plan import DEFAULT_SCHEDULING
 from simulation.shrink import shrink
 from simulation.sweep import SweepResult, sweep
 
@@ -19,10 +26,10 @@ EXPECTED_PREFIXES = (
     *("log attempt_failed", "hangs up", "loses its connection", "comes back", "has left", "Preempted", "ExportExpired"),
     *("wipe store", "roll back store", "the store is rolled back", "log store_reset", "pages rot", "log pages_wrong"),
     *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started", "AskExport"),
-    *("budgets", "log budgets_changed"),
+    *("budgets", "log budgets_changed", "reads "),
     *("kill encode", "drain encode", "freeze encode", "embeddings rot", "log embedding_not_pulled"),
 )
-RARE_SEEDS = {"code=integrity_failure": (113, 462)}
+RARE_SEEDS = {"code=integrity_failure": (163, 462)}
 """Over calls a page that a row holds is damaged, over sessions the pages of a handoff are wrong twice."""
 
 EXPECTED_SUBSTRINGS = (
@@ -36,6 +43,23 @@ EXPECTED_SUBSTRINGS = (
 def result_for_seed(seed: int) -> RunResult:
     """Runs each seed once for all tests here."""
     return run(generate_scenario(seed))
+
+
+def test_every_setting_of_scheduling_is_drawn():
+    """Each field takes at least two values, choices all of theirs, and priorities differ where workers heed them."""
+    scenarios = [generate_scenario(seed) for seed in range(NUM_SEEDS)]
+    for name, one in asdict(DEFAULT_SCHEDULING).items():
+        drawn = {getattr(scenario.scheduling, name) for scenario in scenarios}
+        assert drawn >= set(type(one)) if isinstance(one, ChunkPolicy) else len(drawn) > 1, (name, drawn)
+    drawn_writes = {scenario.scheduling.file_write for scenario in scenarios}
+    assert drawn_writes == {*TierWrite, None} == {scenario.host_write for scenario in scenarios}
+    assert {scenario.prefill_policy for scenario in scenarios} == set(PrefillPolicy)
+    assert {scenario.growth for scenario in scenarios} == set(GrowthPolicy)
+    assert {scenario.eviction for scenario in scenarios} == set(EvictionPolicy)
+    for scenario in scenarios:
+        priorities = {client.priority for client in scenario.clients}
+        assert scenario.scheduling.by_priority or priorities == {0}
+    assert sum(len({client.priority for client in one.clients}) > 1 for one in scenarios) > NUM_SEEDS // 8
 
 
 @pytest.mark.slow
