@@ -2,8 +2,8 @@
 
     python -m bench.engine.tiers.host_tier conversation_trace.jsonl --pool 4000 --slots 16000 [--limit 4000]
 
-Replays the prompts of a Mooncake trace in order of arrival through the product's prefix cache, page tables, tier policy
-and mover. A page is a block of the trace and has eight bytes. Counts pages, so figures are the same on every machine.
+Replays the prompts of a Mooncake trace in order of arrival (`replay`). Counts pages, so figures are the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -13,21 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.tiers.controller import TierController
-from baton.kv.keys import page_keys
-from baton.kv.memory import PageMemory
-from baton.kv.page_table import PageTable
-from baton.kv.pages import Hold, PagePool
-from baton.kv.prefix_cache import PrefixCache
-from baton.kv.quarantine import Quarantine
-from baton.kv.tiers.lower_tier import TierUse
-from baton.kv.tiers.tier import CacheTier
 from baton.services.cli.bench.workload.traces import read_mooncake
 from baton.settings.tiers import TierWrite
-from baton.transfer.digest import PoolHasher
-from baton.transfer.host_tier.mover import HostMover
-
-PAGE_BYTES = 8
+from bench.engine.tiers.replay import TieredReplay
 
 
 @dataclass(frozen=True)
@@ -39,36 +27,11 @@ class TierShares:
     written: float
 
 
-class _CountingMover(HostMover):
-    num_written = 0
-
-    def write(self, *args: object) -> None:
-        self.num_written += 1
-        super().write(*args)  # type: ignore[arg-type]
-
-
 def replay(prompts: Sequence[Sequence[int]], num_pages: int, num_slots: int, write: TierWrite) -> TierShares:
     """Serves the prompts one after another."""
-    memory = PageMemory(num_pages, PAGE_BYTES)
-    cache = PrefixCache(PagePool(num_pages), PoolHasher(memory))
-    quarantine, mover = Quarantine(cache), _CountingMover(PageMemory(num_slots, PAGE_BYTES))
-    tier = TierController(CacheTier(num_slots), mover, cache, memory, write, lambda num, first: 0.0)
-    cache.on_evict = tier.on_evict
-    num_blocks = num_cached = num_host = 0
-    for blocks in prompts:
-        num_blocks += len(blocks)
-        keys = page_keys(tuple(blocks), 1, "")
-        tier.poll(quarantine, 0.0)
-        tier.prefetch([TierUse(keys, blocks)], 0.0)
-        table = PageTable(cache, 1, "", Hold.LIVE)
-        num_matched = table.match_tokens(blocks)
-        if table.extend(len(blocks)):
-            hits = tier.on_admitted(keys[:num_matched]).get("host", 0)
-            num_cached, num_host = num_cached + num_matched - hits, num_host + hits
-            table.cache_full_pages(blocks, len(blocks))
-            tier.on_filled(keys, num_matched)
-        table.release()
-    return TierShares(num_cached / num_blocks, num_host / num_blocks, mover.num_written / num_blocks)
+    one = TieredReplay(num_pages, num_slots, write)
+    one.serve(prompts)
+    return TierShares(one.num_device / one.num_blocks, one.num_tier / one.num_blocks, one.num_written / one.num_blocks)
 
 
 def table(prompts: Sequence[Sequence[int]], num_pages: int, num_slots: Sequence[int]) -> list[str]:
