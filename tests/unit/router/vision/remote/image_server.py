@@ -56,7 +56,7 @@ class ImageServer:
     connected: list[str] = field(default_factory=list)
     port: int = 0
 
-    def network(self, timeout_s: float = 5.0, authorities: bool = True) -> Network:
+    def network(self, timeout_s: float = 60.0, authorities: bool = True) -> Network:
         """`authorities` False: the server's certificate is not trusted."""
         trusted = str(self.certificate.authorities) if authorities else None
         return Network(self._resolve, self._connect, ssl.create_default_context(cafile=trusted), timeout_s)
