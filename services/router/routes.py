@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -44,7 +44,7 @@ from baton.services.router.edge.http_errors import (
     is_internal_error,
 )
 from baton.services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
-from baton.services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
+from baton.services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES, unknown_fields_header
 from baton.services.router.frontend import Frontend
 from baton.services.router.openai.fields import short_repr
 from baton.services.router.openai.request_parser import (
@@ -56,6 +56,7 @@ from baton.services.router.openai.request_parser import (
     run_parser,
 )
 from baton.services.router.openai.schemas import Model, ModelList, Status, Version
+from baton.services.router.openai.tokenization import Answer
 from baton.services.router.openai.validation import RequestMetadata
 from baton.services.router.openapi import openapi_document
 from baton.services.router.respond import GenerationResponse
@@ -200,10 +201,13 @@ class _Endpoints:
         """For a request that nothing is generated for."""
         return RequestMetadata(RequestId("none"), int(time.time()), 0, tenant_of(request))
 
-    async def _answer_text(self, request: Request, parse: Callable[[bytes], msgspec.Struct]) -> Response:
+    async def _answer_text(self, request: Request, parse: Callable[[bytes], Answer]) -> Response:
         with self._bodies.track() as count_bytes:
             body = await read_body(request, self._limits.max_body_bytes, count_bytes)
-            return _json(await run_parser(len(body), parse, body))
+            struct, unknown = await run_parser(len(body), parse, body)
+        if unknown:
+            self._check_unknown(unknown)
+        return _json(struct, unknown_fields_header(unknown))
 
     async def request(self, request: Request) -> Response:
         """GET /v1/requests/{id}: the state and the trace of a request."""
@@ -306,8 +310,8 @@ async def _send_json(content: bytes, request: Request) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _json(struct: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(struct), media_type="application/json")
+def _json(struct: msgspec.Struct, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(struct), media_type="application/json", headers=headers)
 
 
 async def _error_handler(request: Request, error: Exception) -> Response:

@@ -55,7 +55,10 @@ def _meaning(field: RequestField) -> str:
 def tokenize_schema(model_names: Sequence[str], vocab_size: int) -> Schema:
     """The body of POST /tokenize: a text, or a chat with the fields of its template."""
     chat = FIELDS[FieldEndpoint.CHAT]
-    names = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "enable_thinking")
+    names = (
+        "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "enable_thinking",
+        "reasoning_effort", "reasoning", "tools", "tool_choice",
+    )  # fmt: skip
     flags: Schema = {name: or_null({"type": "boolean"}) for name in ("add_special_tokens", "return_token_strs")}
     return {
         "type": "object",

@@ -7,6 +7,7 @@ the helpers that templates on the Hugging Face hub expect. Knows no token ids.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ Message = Mapping[str, object]
 """One message for a template: plain JSON values, `content` a string, or a list of parts if it has images, or absent."""
 
 MAX_ERROR_CHARS = 200
+_WORD = re.compile(r"\w+")
 
 END_OF_FINAL_MESSAGE = "\ue000the end of the final message\ue001"
 """Follows the message that is continued while it is rendered; the prompt is cut there. Private characters."""
@@ -78,6 +80,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self._read = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        self._words = frozenset(_WORD.findall(source))
         self._wants_parts = False
         self._wants_parts = not self._shows(_PROBE) and self._shows(_as_parts(_PROBE))
 
@@ -88,6 +91,10 @@ class ChatTemplate:
     def reads(self, name: str) -> bool:
         """True if the template reads this variable."""
         return name in self._read
+
+    def mentions(self, name: str) -> bool:
+        """True if the template has this word: it may read a field of messages with this name."""
+        return name in self._words
 
     def render(self, messages: Sequence[Message], options: RenderOptions) -> str:
         """Returns the prompt. Raises `InvalidRequest` when the template fails, or changes a message to continue."""

@@ -155,6 +155,10 @@ class TextModel:
         """True if the chat template reads this variable."""
         return self._template is not None and self._template.reads(variable)
 
+    def mentions(self, name: str) -> bool:
+        """True if the chat template may read a field of messages with this name."""
+        return self._template is not None and self._template.mentions(name)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Returns the token ids of `text`. `add_special_tokens` frames them as in tokenizer.json, e.g. with a BOS.
 

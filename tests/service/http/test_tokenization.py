@@ -68,6 +68,10 @@ async def test_bad_bodies_are_refused_by_name():
             ({"messages": []}, "messages"),
             ({"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
             ({"model": 5, "prompt": "x"}, "model"),
+            ({"prompt": "x", "messages": MESSAGES}, "prompt"),
+            ({"prompt": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+            ({"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
+            ({"messages": MESSAGES, "tools": [{}]}, "tools[0]"),
         ):
             assert error_of(await refused("/tokenize", body))["param"] == param
         for tokens in (None, "x", [2048], [-1], [True], ["5"]):
@@ -78,3 +82,25 @@ async def test_bad_bodies_are_refused_by_name():
             other = await world.http.post(path, json={"prompt": "x", "tokens": [5], "model": "other"})
             assert other.status_code == 404
         assert (await world.http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+        {"add_generation_prompt": False},
+    ],
+)
+async def test_a_chat_is_tokenized_with_all_that_its_prompt_has(fields: dict[str, Any]):
+    async with router(says("x")) as world:
+        body = {"model": MODEL, "messages": MESSAGES, **fields}
+        tokenized = (await world.http.post("/tokenize", json=body)).json()
+        rendered = (await world.http.post(RENDER, json=body)).json()
+        assert tokenized["tokens"] == rendered["token_ids"]
+        plain = (await world.http.post("/tokenize", json={"messages": MESSAGES})).json()
+        assert (tokenized["tokens"] == plain["tokens"]) == (fields.get("tool_choice") == "none")

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.service.http.http_server import error_of, router, says
+from baton.telemetry.metrics import REGISTRY
+from tests.service.http.http_server import MODEL, error_of, router, says
+from tests.unit.router.text.text_models import marked
 
 STRANGE: dict[str, Any] = {"unheard_of": 1, "comma,": 2, "new\nline": 3, "é": 4, "x" * 100: 5}
 NAMES = "unheard_of, comma?, new?line, ?, " + "x" * 64
@@ -21,6 +23,70 @@ async def test_unknown_fields_are_named_in_a_header(stream: bool):
         others: dict[str, Any] = {f"f{number}": 1 for number in range(50)}
         many = await world.chat(**others)
         assert many.headers["x-baton-unknown-fields"].split(", ") == [f"f{number}" for number in range(10)]
+
+
+INSIDE: dict[str, Any] = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "include_obfuscation": False, "often": 1, "off": None},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "object"}, "loose": 1},
+        "like": 5,
+    },
+    "messages": [
+        {"role": "user", "content": "hello", "name": "me"},
+        {"role": "assistant", "content": "so", "prefix": True, "audio": None, "annotations": []},
+    ],
+}
+NAMES_INSIDE = "stream_options.often, response_format.json_schema.loose, response_format.like, messages.prefix"
+
+
+async def test_unknown_names_inside_of_objects_and_messages_are_named():
+    async with router(says("{}")) as world:
+        reply = await world.chat(**INSIDE)
+        assert (reply.status_code, reply.headers["x-baton-unknown-fields"]) == (200, NAMES_INSIDE)
+        choice: dict[str, Any] = {"type": "function", "function": {"name": "add", "twice": True}, "also": 1}
+        add = {"type": "function", "function": {"name": "add"}}
+        called = await world.chat(tools=[add], tool_choice=choice)
+        assert called.headers["x-baton-unknown-fields"] == "tool_choice.function.twice, tool_choice.also"
+    async with router(says("{}"), strict_fields=True) as world:
+        refused = await world.chat(**INSIDE)
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "stream_options.often")
+
+
+async def test_a_field_of_messages_that_the_template_reads_is_known():
+    text = marked("{% for m in messages %}{{ m.mood }}{{ m.content }}{% endfor %}", [])
+    async with router(says("x", text), text) as world:
+        reply = await world.chat(messages=[{"role": "user", "content": "hello", "mood": "wild", "moods": 2}])
+        assert reply.headers["x-baton-unknown-fields"] == "messages.moods"
+
+
+async def test_unknown_fields_are_counted_and_logged():
+    async with router(says("hello")) as world:
+        before = REGISTRY.get_sample_value("baton_unknown_fields_total") or 0.0
+        await world.chat(unheard_of=1, other=2)
+        assert REGISTRY.get_sample_value("baton_unknown_fields_total") == before + 2
+        [logged] = [line for line in world.logs if line["event"] == "unknown_fields"]
+        assert (logged["log_level"], logged["names"]) == ("debug", ["'unheard_of'", "'other'"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/chat/completions/render", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+async def test_requests_about_text_name_unknown_fields(path: str, body: dict[str, Any]):
+    async with router(says("x")) as world:
+        assert "x-baton-unknown-fields" not in (await world.http.post(path, json=body)).headers
+        reply = await world.http.post(path, json={**body, "unheard_of": 1})
+        assert (reply.status_code, reply.headers["x-baton-unknown-fields"]) == (200, "unheard_of")
+    async with router(says("x"), strict_fields=True) as world:
+        refused = await world.http.post(path, json={**body, "unheard_of": 1})
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "unheard_of")
 
 
 async def test_strict_fields_refuse_unknown_names():

@@ -23,6 +23,9 @@ RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 """Keys of `structured_outputs` that ask for a form; one of them."""
 
+SCHEMA_TYPES = {"json_schema": "json_schema", "schema": "json_object"}
+"""Where `response_format` has a schema: key -> the only type with it."""
+
 MAX_STRUCTURES = 128
 OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 MAX_SOURCE_CHARS = 256 * 1024
@@ -65,11 +68,15 @@ def _read_response_format(fields: Fields, text: TextModel) -> _FormSpec | None:
     wanted = fields.mapping(RESPONSE_FORMAT)
     if wanted is None:
         return None
-    match wanted.values.get("type"):
+    kind = wanted.values.get("type")
+    for name, needed in SCHEMA_TYPES.items():
+        if wanted.values.get(name) is not None and kind != needed:
+            wanted.add_error(name, f"needs type {needed}")
+    match kind:
         case "text":
             pass
         case "json_object":
-            return _FormSpec(sources.json_object_grammar(), RESPONSE_FORMAT)
+            return _read_json_object(wanted)
         case "json_schema":
             return _read_json_schema(wanted)
         case "structural_tag":
@@ -78,6 +85,14 @@ def _read_response_format(fields: Fields, text: TextModel) -> _FormSpec | None:
         case _:
             wanted.add_mismatch("type", "text, json_object, json_schema or structural_tag")
     return None
+
+
+def _read_json_object(wanted: Fields) -> _FormSpec | None:
+    """Any object, or JSON of `schema`, as llama-server has it."""
+    schema = wanted.values.get("schema")
+    if schema is None:
+        return _FormSpec(sources.json_object_grammar(), RESPONSE_FORMAT)
+    return _noted(wanted, "schema", RESPONSE_FORMAT, lambda: sources.json_schema_grammar(schema), schema)
 
 
 def _read_json_schema(wanted: Fields) -> _FormSpec | None:

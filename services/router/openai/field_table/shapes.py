@@ -124,7 +124,7 @@ def _response_format() -> Schema:
     return {
         **_OBJECT,
         "anyOf": [plain, of_schema, of_tag],
-        "description": "Not every keyword of JSON Schema can be kept.",
+        "description": "json_object may have a schema. Not every keyword of JSON Schema can be kept.",
     }
 
 

@@ -9,6 +9,7 @@ from baton.services.router.openai.bounds import Scalar
 from baton.services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
 from baton.services.router.openai.field_table.harmless import HARMLESS
 from baton.services.router.openai.field_table.honoured import HONOURED
+from baton.services.router.openai.field_table.nested import OBJECTS, unknown_inside
 from baton.services.router.openai.field_table.refused import REFUSED
 from baton.services.router.openai.fields import FieldErrors, Fields
 
@@ -56,7 +57,8 @@ def check_fields(body: Mapping[str, object], endpoint: FieldEndpoint, errors: Fi
         if field is None:
             unknown.append(name)
         elif value is None or field.kind is FieldKind.HONOURED:
-            continue
+            if name in OBJECTS:
+                unknown.extend(unknown_inside(name, value))
         elif field.kind is FieldKind.REFUSED:
             if not field.is_neutral(value):
                 given.add_error(name, field.meaning)

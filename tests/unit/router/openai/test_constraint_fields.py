@@ -18,6 +18,7 @@ TAG = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f
             [
                 {"type": "text"},
                 {"type": "json_object"},
+                {"type": "json_object", "schema": {"type": "object"}},
                 {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "object"}}},
                 {"type": "structural_tag", **TAG},
             ],
@@ -27,6 +28,11 @@ TAG = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f
                 {"type": "json_schema", "json_schema": {"schema": "text"}},
                 {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}},
                 {"type": "structural_tag"},
+                {"type": "json_object", "schema": "text"},
+                {"type": "json_object", "json_schema": {"schema": {}}},
+                {"type": "text", "schema": {}},
+                {"type": "text", "json_schema": {}},
+                {"type": "structural_tag", **TAG, "schema": {}},
                 {"type": "x"},
                 "text",
                 {},
@@ -75,3 +81,15 @@ def test_values(field: str, good: list, bad: list):
         with pytest.raises(InvalidRequest) as refusal:
             chat(**{field: value})
         assert (refusal.value.param or "").startswith(field)
+
+
+def test_a_schema_of_an_object_is_kept():
+    """As llama-server has it."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert (
+        chat(response_format={"type": "json_object", "schema": schema}).constraint
+        == chat(response_format=wrapped).constraint
+        != chat(response_format={"type": "json_object", "schema": None}).constraint
+        == chat(response_format={"type": "json_object"}).constraint
+    )

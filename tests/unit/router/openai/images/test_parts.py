@@ -15,6 +15,7 @@ from baton.domain.media.identity import media_identity
 from baton.domain.media.span import MediaGrid
 from baton.services.router.openai.images.parts import checked_images
 from baton.services.router.openai.request_parser import CHAT, COMPLETION, ParsedRequest, RawRequest, RequestParser
+from baton.services.router.openai.schemas import TokenizeResult
 from baton.services.router.openai.tokenization import TokenizationParser
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
 from baton.services.router.vision.limits import ImageLimits
@@ -257,6 +258,7 @@ async def test_a_template_without_images_serves_none(tmp_path):
 async def test_tokenize_counts_images(llava):
     parser = TokenizationParser(llava.validator, llava.text)
     body = {"messages": [{"role": "user", "content": [image()]}]}
-    result = parser.tokenize(json.dumps(body).encode(), METADATA, 1024)
+    result, unknown = parser.tokenize(json.dumps(body).encode(), METADATA, 1024)
+    assert (type(result), unknown) == (TokenizeResult, ())
     assert result.tokens.count(llava.placeholder) == NUM_ROWS
     assert result.count == len(result.tokens)
