@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from baton.grammar import sources
+from baton.grammar.tool_calls import structural_tag_grammar
 from baton.services.router.text.parsers.base import ToolCall, joined_calls
 from baton.transfer.nixl_agent import nixl_available
 from tests import grammars
@@ -40,6 +41,8 @@ PERSON = {
 }
 LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 20}
 LARK = 'start: expr\nexpr: NUMBER (OP NUMBER)*\nNUMBER: /[0-9]{1,4}/\nOP: "+" | "-"'
+GBNF = 'root ::= pair ("," pair)*\npair ::= [a-d]{1,4} ":" [0-9]{1,3}'
+TAG: dict[str, Any] = {"structures": [{"begin": "<f>", "schema": LIST, "end": "</f>"}], "triggers": ["<f"]}
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
@@ -49,6 +52,8 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "object": ({"response_format": {"type": "json_object"}}, sources.json_object_grammar()),
     "regex": ({"structured_outputs": {"regex": "[a-f]{3,9}-[0-9]{4}"}}, sources.regex_grammar("[a-f]{3,9}-[0-9]{4}")),
     "lark": ({"guided_grammar": LARK}, sources.grammar_text(LARK)),
+    "gbnf": ({"structured_outputs": {"grammar": GBNF}}, sources.grammar_text(GBNF)),
+    "tag": ({"structured_outputs": {"structural_tag": TAG}}, structural_tag_grammar(TAG["structures"], ["<f"], {})),
     "choice": (
         {"guided_choice": ["first", "second one", "third"]},
         sources.choice_grammar(["first", "second one", "third"]),
