@@ -19,6 +19,7 @@ class _Placement:
     prefill: Incarnation
     decode: Incarnation
     num_tokens: int
+    num_cached: int
     placed_at: float
 
 
@@ -29,10 +30,13 @@ class InFlight:
         self._window_s = window_s
         self._placements: dict[AttemptId, _Placement] = {}
 
-    def add(self, id: AttemptId, pair: Pair, num_tokens: int, now: float) -> None:
-        """Adds an attempt of `num_tokens` on `pair`. A second placement of it replaces the first."""
+    def add(self, id: AttemptId, pair: Pair, num_tokens: int, now: float, num_cached: int = 0) -> None:
+        """Adds an attempt of `num_tokens` on `pair`. A second placement of it replaces the first.
+
+        `num_cached`: those that prefill probably has cached. They are no load, or a cache would drive its users away.
+        """
         self._placements.pop(id, None)
-        self._placements[id] = _Placement(*pair.incarnations, num_tokens, now)
+        self._placements[id] = _Placement(*pair.incarnations, num_tokens, num_cached, now)
 
     def remove(self, id: AttemptId) -> None:
         """Removes an attempt that ended or was refused. Idempotent."""
@@ -47,7 +51,7 @@ class InFlight:
                 del self._placements[id]
                 continue
             if placement.prefill == record.incarnation:
-                prompts.append(placement.num_tokens)
+                prompts.append(placement.num_tokens - placement.num_cached)
             if placement.decode == record.incarnation:
                 rows.append(placement.num_tokens)
         if not prompts and not rows:

@@ -242,7 +242,7 @@ class Reserver:
         """
         request, keys = search.request, tuple(search.query.keys.get(pair.decode.page_size, ()))
         if request.num_emitted + 1 >= request.stop.max_tokens and not pair.local:
-            self._workers.on_placed(request.id, pair, len(request.tokens))
+            self._workers.on_placed(request.id, pair, search.query)
             return PairReservation(pair, "", 0, keys, search.num_busy_replies, prefill_only=True)
         message = decode_pb2.ReserveRequest(
             id=encode_id(request.id),
@@ -252,7 +252,7 @@ class Reserver:
             max_new_tokens=max(1, request.stop.max_tokens - request.num_emitted),
             computes_prompt=pair.local,
         )
-        self._workers.on_placed(request.id, pair, len(request.tokens))
+        self._workers.on_placed(request.id, pair, search.query)
         reply = None
         try:
             reply = await self._workers.decode_stub(pair.decode).Reserve(

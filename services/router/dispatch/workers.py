@@ -25,6 +25,7 @@ from baton.rpc.gen.decode_pb2_grpc import DecodeStub
 from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
 from baton.services.router.dispatch.cache_index.index import CacheIndex
+from baton.services.router.dispatch.cache_index.known_pages import KnownPages
 from baton.services.router.dispatch.cache_index.page_source import PageSourceChoice, choose_page_source
 from baton.services.router.dispatch.in_flight import InFlight
 from baton.services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
@@ -32,7 +33,6 @@ from baton.services.router.dispatch.media.encoder_choice import has_tower, makes
 from baton.services.router.dispatch.placement import (
     Pair,
     PlacementQuery,
-    PrefixIndex,
     WorkerFilter,
     capacity_tokens,
     choose_pair,
@@ -100,8 +100,8 @@ class WorkerSet:
         self._refused: dict[WorkerId, str] = {}  # reasons of the records that the last reading refused
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
-        self._index = PrefixIndex(MAX_INDEXED_PAGES)
         self.cache_index = CacheIndex()
+        self._index = KnownPages(MAX_INDEXED_PAGES, self.cache_index, clock)
         self.decode_sessions: DecodeSessions | None = None  # None: a call for each attempt
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
@@ -170,8 +170,7 @@ class WorkerSet:
 
     def encoders(self, processor: str) -> frozenset[Incarnation]:
         """The prefill workers that encode images with this processor, or have them encoded."""
-        pairs = [pair for pair in self._eligible_pairs() if pair.encodes(processor)]
-        prefills = [pair.prefill for pair in pairs]
+        prefills = [pair.prefill for pair in self._eligible_pairs() if pair.encodes(processor)]
         return frozenset(one.incarnation for one in prefills if has_tower(one) or self._makers(one))
 
     def encode_workers(self, prefill: WorkerRecord) -> list[WorkerRecord]:
@@ -203,9 +202,10 @@ class WorkerSet:
             PLACEMENTS_TOTAL.labels(pair.cost_basis.value).inc()
         return pair
 
-    def on_placed(self, id: AttemptId, pair: Pair, num_tokens: int) -> None:
-        """Counts an attempt as load of its pair until announcements show it."""
-        self._in_flight.add(id, pair, num_tokens, self._now())
+    def on_placed(self, id: AttemptId, pair: Pair, query: PlacementQuery) -> None:
+        """Counts what an attempt has to compute as load of its pair until announcements show it."""
+        num_cached = min(query.num_tokens, self._index.num_hit_tokens(pair.prefill, query.keys))
+        self._in_flight.add(id, pair, query.num_tokens, self._now(), num_cached)
         self._link_breakers.on_placed(id, pair.incarnations)
 
     def on_ended(self, id: AttemptId) -> None:

@@ -24,6 +24,7 @@ class CacheIndex:
         self._max_keys = max_keys
         self._holders: OrderedDict[PageKey, int] = OrderedDict()
         self._bits: dict[Incarnation, int] = {}
+        self._followed: set[Incarnation] = set()
         self._num_bits = 0  # given so far, since the last sweep
         self._expected: OrderedDict[tuple[Incarnation, PageKey], float] = OrderedDict()  # in the order of their end
 
@@ -33,14 +34,20 @@ class CacheIndex:
     def clear(self, worker: Incarnation) -> None:
         """The worker's confirmed content is empty."""
         self._bits.pop(worker, None)
+        self._followed.discard(worker)
         if self._num_bits - len(self._bits) >= MAX_OLD_BITS:
             self._sweep()
         self._bits[worker] = 1 << self._num_bits
         self._num_bits += 1
 
+    def follows(self, worker: Incarnation) -> bool:
+        """True if the worker's content is known from its events: at least one has come since it was cleared."""
+        return worker in self._followed
+
     def update(self, worker: Incarnation, stored: Iterable[PageKey], removed: Iterable[PageKey]) -> None:
         """Adds to, and takes from, the confirmed content of a worker that was cleared once."""
         bit = self._bits[worker]
+        self._followed.add(worker)
         for key in removed:
             self._expected.pop((worker, key), None)
             holders = self._holders.get(key, 0) & ~bit
@@ -66,6 +73,7 @@ class CacheIndex:
     def forget(self, worker: Incarnation) -> None:
         """The worker is gone."""
         self._bits.pop(worker, None)
+        self._followed.discard(worker)
         for pair in [pair for pair in self._expected if pair[0] == worker]:
             del self._expected[pair]
 

@@ -26,6 +26,13 @@ def test_a_placed_attempt_counts_on_both_its_workers_only():
     assert in_flight.adjust(decode(1), now=0.5) == decode(1)
 
 
+def test_cached_tokens_are_no_load_at_prefill_but_take_pages_at_decode():
+    in_flight = InFlight(window_s=1.0)
+    in_flight.add(attempt("a"), PAIR, 10, now=0.0, num_cached=8)
+    assert in_flight.adjust(PAIR.prefill, now=0.5).load.waiting_tokens == 5 + 2
+    assert in_flight.adjust(PAIR.decode, now=0.5).load.available_pages == 50 - 3
+
+
 def test_an_attempt_counts_until_it_ends_or_is_announced():
     in_flight = InFlight(window_s=1.0)
     in_flight.add(attempt("a"), PAIR, 10, now=0.0)

@@ -12,7 +12,7 @@ from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerStatus
 from baton.rpc.channel_pool import ChannelPool
-from baton.services.router.dispatch.placement import WorkerFilter
+from baton.services.router.dispatch.placement import Pair, WorkerFilter
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.store.store import StoreUnavailable
 from baton.telemetry.metrics import REGISTRY
@@ -240,6 +240,35 @@ async def test_a_stuck_worker_is_lost_until_its_step_ends():
         assert w.ready()
 
 
+async def test_a_worker_attracts_prompts_only_while_it_has_their_pages():
+    """Its cache events say that they were evicted; what was once routed to it does not count any more."""
+    p1 = replace(prefill(1), address="127.0.0.1:3")
+    d0 = replace(D0, links=(link(P0), link(p1)))
+    keys = QUERY.keys[P0.page_size]
+    async with watched() as w:
+        await w.look(P0, p1, d0, at=0.0)
+        w.workers.add_cached_pages(p1, keys)
+        assert {w.workers.choose(QUERY) for _ in range(4)} == {Pair(p1, d0)}
+        w.workers.cache_index.clear(p1.incarnation)
+        w.workers.cache_index.update(p1.incarnation, keys, ())
+        assert {w.workers.choose(QUERY) for _ in range(4)} == {Pair(p1, d0)}
+        w.workers.cache_index.update(p1.incarnation, (), keys)
+        assert {w.workers.choose(QUERY) for _ in range(4)} == {Pair(P0, d0), Pair(p1, d0)}
+
+
+async def test_a_placed_prompt_is_no_load_as_far_as_it_is_cached():
+    p1 = replace(prefill(1), address="127.0.0.1:3")
+    d0 = replace(D0, links=(link(P0), link(p1)))
+    async with watched() as w:
+        await w.look(P0, p1, d0, at=0.0)
+        w.workers.add_cached_pages(p1, QUERY.keys[P0.page_size])
+        for number in range(3):
+            pair = w.workers.choose(QUERY)
+            assert pair is not None
+            assert pair.prefill.id == p1.id, "its users do not drive each other away"
+            w.workers.on_placed(AttemptId(RequestId(f"r{number}"), 1), pair, QUERY)
+
+
 async def test_a_suspected_worker_is_not_chosen_for_one_ttl():
     async with watched() as w:
         await w.look(P0, D0, at=0.0)
@@ -277,11 +306,11 @@ async def test_the_only_link_is_probed_by_one_uncounted_attempt():
         assert w.workers.choose(QUERY) is None
         assert w.ready()
         await w.look(P0, D0, at=0.5)
-        w.workers.on_placed(probe, pair, 10)
+        w.workers.on_placed(probe, pair, QUERY)
         assert w.workers.choose(QUERY) is None, "one is at it"
         assert not w.workers.on_link_failure(probe, pair, LinkBroken("cut"))
         await w.look(P0, D0, at=1.5)
-        w.workers.on_placed(probe, pair, 10)
+        w.workers.on_placed(probe, pair, QUERY)
         w.workers.on_imported(probe, pair)
         assert w.workers.choose(QUERY) == w.workers.choose(QUERY) is not None
 
