@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
+from baton.domain.worker import EMBEDDINGS, NO_TOWER, LinkRecord, WorkerRecord, WorkerRole
 from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.router.dispatch.media.encoder_mismatch import describe_mismatch, find_mismatches
 
 _GIB = 1024**3
 _SAME_START = "start all workers from the same model directory with the same version of Baton"
@@ -42,6 +43,7 @@ def worker_results(
         yield _same(name, read, fix, with_pages)
     if text_digest is not None:
         yield _text(workers, text_digest)
+    yield from _embeddings(workers)
     yield from _links(workers)
 
 
@@ -73,6 +75,25 @@ def _text(workers: Sequence[WorkerRecord], text_digest: str) -> DoctorResult:
         fix = "give routers and workers the same files: tokenizer, chat template, generation_config.json"
         return fail("this model's tokenizer", f"differs from that of {', '.join(others)}", fix)
     return ok("this model's tokenizer", "equal to that of all workers")
+
+
+def _embeddings(workers: Sequence[WorkerRecord]) -> Iterator[DoctorResult]:
+    """Encode workers make what prefill workers take; prefill workers without a tower have one."""
+    encoders = [worker.id for worker in workers if worker.role is WorkerRole.ENCODE]
+    lacking = sorted(worker.id for worker in workers if NO_TOWER in worker.capabilities)
+    if not encoders:
+        if lacking:
+            fix = "start one (baton serve encode), or give these workers --vision auto"
+            yield fail("encode workers", f"there are none, and {', '.join(lacking)} have no vision tower", fix)
+        return
+    mismatches = find_mismatches(workers)
+    for mismatch in mismatches:
+        yield fail("same embeddings", describe_mismatch(mismatch), f"{_SAME_START} and --dtype")
+    if not mismatches:
+        pulling = any(worker.role is WorkerRole.PREFILL and EMBEDDINGS in worker.capabilities for worker in workers)
+        found = f"{', '.join(encoders)} make what prefill workers take"
+        fix = "give prefill workers --vision auto or remote"
+        yield ok("same embeddings", found) if pulling else warn("same embeddings", "no prefill worker pulls", fix)
 
 
 def _links(workers: Sequence[WorkerRecord]) -> Iterator[DoctorResult]:

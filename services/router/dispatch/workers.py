@@ -30,6 +30,7 @@ from baton.services.router.dispatch.cache_index.page_source import PageSourceCho
 from baton.services.router.dispatch.in_flight import InFlight
 from baton.services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
 from baton.services.router.dispatch.media.encoder_choice import has_tower, makes_embeddings
+from baton.services.router.dispatch.media.encoder_mismatch import MismatchLog, mismatch_note
 from baton.services.router.dispatch.placement import (
     Pair,
     PlacementQuery,
@@ -105,7 +106,7 @@ class WorkerSet:
         self.decode_sessions: DecodeSessions | None = None  # None: a call for each attempt
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = [MismatchLog(self.served).report]
         self._changed = asyncio.Event()
         self._read_once = asyncio.Event()
         self._num_choices = 0
@@ -138,8 +139,8 @@ class WorkerSet:
         """Returns True when a linked pair takes requests, and a description of what is there or missing."""
         pairs = self._eligible_pairs()
         if pairs:
-            kernels = kernels_note(record for record in self._records.values() if self._eligible(record))
-            return True, f"{len(pairs)} linked prefill/decode pairs{kernels}"
+            there = [record for record in self._records.values() if self._eligible(record)]
+            return True, f"{len(pairs)} linked prefill/decode pairs{kernels_note(there)}{mismatch_note(there)}"
         eligible = [record.role for record in self._records.values() if self._eligible(record)]
         counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in (WorkerRole.PREFILL, WorkerRole.DECODE))
         others = self._filter.strangers_note(self.records)

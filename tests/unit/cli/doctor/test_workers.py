@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.ids import Incarnation, WorkerId
-from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerRecord, WorkerRole
+from baton.domain.worker import EMBEDDINGS, NO_TOWER, LinkRecord, WorkerBudgets, WorkerRecord, WorkerRole
 from baton.services.cli.doctor.results import CheckStatus, DoctorResult
 from baton.services.cli.doctor.workers import worker_results
 
@@ -73,3 +73,32 @@ def test_workers_with_another_secret_are_named():
     assert first.status is FAIL
     assert "prefill-0" in first.found
     assert "--cluster-secret-file" in first.fix
+
+
+SEEING = replace(PREFILL, capabilities=(EMBEDDINGS,), vision="v" * 32, processor="p" * 32)
+ENCODE = replace(
+    SEEING, id=WorkerId("encode-0"), role=WorkerRole.ENCODE, incarnation=Incarnation(7), page_size=0, capabilities=()
+)
+
+
+def test_encode_workers_that_fit_pass():
+    found = results(SEEING, DECODE, ENCODE)
+    assert {result.status for result in found.values()} == {OK}
+    assert "encode-0" in found["same embeddings"].found
+
+
+def test_an_encode_worker_of_other_embeddings_is_named():
+    found = results(SEEING, DECODE, replace(ENCODE, vision="w" * 32))["same embeddings"]
+    assert found.status is FAIL
+    assert "encode-0" in found.found
+    assert "prefill-0" in found.found
+
+
+def test_an_encode_worker_that_nobody_uses_is_a_warning():
+    assert results(PREFILL, DECODE, ENCODE)["same embeddings"].status is WARN
+
+
+def test_prefill_workers_without_a_tower_need_an_encode_worker():
+    found = results(replace(SEEING, capabilities=(EMBEDDINGS, NO_TOWER)), DECODE)
+    assert found["encode workers"].status is FAIL
+    assert "prefill-0" in found["encode workers"].found
