@@ -16,7 +16,7 @@ from baton.engine.step_metrics import monotonic_s
 from baton.services.encode.commands import ClosePull, EncodeCommand, OpenPull
 from baton.services.encode.scheduler import EncodeEffect, EncodeScheduler, GiveEmbedding
 from baton.telemetry import metrics
-from baton.worker.media.media_receiver import FindMedia, HoldMedia
+from baton.worker.media.media_receiver import FindMedia, HoldMedia, RoomQuery
 
 
 class EncodeLoop:
@@ -78,6 +78,8 @@ class EncodeLoop:
                 held.send(scheduler.hold(key, item, now))
                 metrics.MEDIA_EVICTED_TOTAL.inc(scheduler.store.num_evicted - num_evicted)
                 metrics.MEDIA_HELD_BYTES.set(scheduler.store.num_bytes)
+            case RoomQuery(num_bytes, has_room):
+                has_room.send(scheduler.store.has_room(num_bytes, now))
             case OpenPull(lease, key, deadline_s, reply):
                 self._replies[lease], num_damaged = reply, scheduler.num_damaged
                 self._perform(scheduler.open(lease, key, now + deadline_s))

@@ -38,7 +38,7 @@ from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.telemetry import metrics
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
-from baton.worker.media.media_receiver import FindMedia, HoldMedia
+from baton.worker.media.media_receiver import FindMedia, HoldMedia, RoomQuery
 
 NO_BUDGET_RETRY_S = 1.0
 """Pause after a refusal without a budget. The announcement shows the budget by then."""
@@ -172,6 +172,9 @@ class PrefillLoop:
                 return []
             case HoldMedia(key, item, held):
                 self._hold(key, item, held)
+                return []
+            case RoomQuery(num_bytes, has_room):
+                has_room.send(self._scheduler.media.store.has_room(num_bytes, monotonic_s()))
                 return []
             case _:
                 return self._import(command)

@@ -81,10 +81,9 @@ class MediaStore(Generic[Inputs, Rows]):
         """Holds an image that is not held yet, and evicts others for it. False, and nothing changes, without room."""
         if self.find(key) is not None:
             return True
-        evictable = {k: one.num_bytes for k, one in self._held.items() if not one.pins and one.kept_until <= now}
-        if self.num_bytes - sum(evictable.values()) + item.num_bytes > self.max_bytes:
+        if not self.has_room(item.num_bytes, now):
             return False
-        for old in evictable:
+        for old in self._evictable(now):
             if self.num_bytes + item.num_bytes <= self.max_bytes:
                 break
             self.drop(old)
@@ -94,6 +93,14 @@ class MediaStore(Generic[Inputs, Rows]):
         self.num_bytes += item.num_bytes
         self.bytes_per_row = min(self.bytes_per_row, item.num_bytes / max(1, item.num_rows))
         return True
+
+    def has_room(self, num_bytes: int, now: float) -> bool:
+        """True if an image of so many bytes could be held now, perhaps in place of others."""
+        evictable = sum(self._held[key].num_bytes for key in self._evictable(now))
+        return self.num_bytes - evictable + num_bytes <= self.max_bytes
+
+    def _evictable(self, now: float) -> list[MediaKey]:
+        return [key for key, one in self._held.items() if not one.pins and one.kept_until <= now]
 
     def keep(self, key: MediaKey, now: float) -> None:
         """Evicts a held image for no other one until its prompt has come, for `KEEP_S` at most."""

@@ -79,7 +79,15 @@ class HoldMedia:
     reply: Reply[bool]
 
 
-MediaCommand = FindMedia | HoldMedia
+@dataclass(frozen=True, slots=True)
+class RoomQuery:
+    """Asks the engine whether it could hold an image of so many bytes now."""
+
+    num_bytes: int
+    reply: Reply[bool]
+
+
+MediaCommand = FindMedia | HoldMedia | RoomQuery
 
 
 class _Outcome(Exception):
@@ -164,6 +172,8 @@ class MediaReceiver:
         if num_bytes > self._limits.max_held_bytes:
             message = f"takes {num_bytes} bytes in this worker, which holds {self._limits.max_held_bytes}"
             raise _Outcome(pb.MEDIA_OUTCOME_TOO_LARGE, message)
+        if not await self._ask(lambda reply: RoomQuery(num_bytes, reply)):  # before an encode worker works for nothing
+            raise _no_room()
         with contextlib.ExitStack() as charge:
 
             def take_room() -> None:  # not before: pulls that wait for an encode worker have no bytes
@@ -238,7 +248,7 @@ class MediaReceiver:
         key = (header.salt, header.identity)
         response = _held(header, item.num_rows, item.grid)
         if not await self._ask(lambda reply: HoldMedia(key, item, reply)):
-            raise Overloaded("images that are in use leave no room for this one", retry_after_s=RETRY_S)
+            raise _no_room()
         return response
 
     def _check_header(self, header: pb.MediaHeader) -> None:
@@ -297,6 +307,10 @@ class MediaReceiver:
             return await reply.wait(ENGINE_TIMEOUT_S)
         except DeadlineExceeded:
             raise Overloaded("this prefill worker's engine is busy", retry_after_s=RETRY_S) from None
+
+
+def _no_room() -> Overloaded:
+    return Overloaded("images that are in use leave no room for this one", retry_after_s=RETRY_S)
 
 
 def _check_count(header: pb.MediaHeader, num_rows: int, grid: MediaGrid | None) -> None:

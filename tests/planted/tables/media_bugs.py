@@ -47,12 +47,12 @@ MEDIA_BUGS = (
     ),
     bug(
         MEDIA, "pinned images are evicted", STORE,
-        "if not one.pins and one.kept_until <= now}", "if one.kept_until <= now}",
+        "if not one.pins and one.kept_until <= now]", "if one.kept_until <= now]",
         "tests/unit/engine/media/test_store.py",
     ),
     bug(
         MEDIA, "an image whose prompt is still to come is evicted", STORE,
-        "if not one.pins and one.kept_until <= now}", "if not one.pins}",
+        "if not one.pins and one.kept_until <= now]", "if not one.pins]",
         "tests/unit/engine/media/test_store.py",
     ),
     bug(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.domain.errors import BatonError, Draining, InvalidRequest, NeedMedia, Overloaded, WorkerLost
+from baton.domain.errors import BatonError, Draining, InvalidRequest, LinkBroken, NeedMedia, Overloaded, WorkerLost
 from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.codec import error_from_rpc
@@ -64,6 +64,9 @@ _Held = tuple[Incarnation, str, bytes]
 
 _DOUBTED = (prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS)
 """Said by an encode worker, whose limits and libraries are its own. Only `unreadable` ends a request at once."""
+
+_UNSUITED = (prefill_pb2.MEDIA_OUTCOME_OTHER_PROCESSOR, prefill_pb2.MEDIA_OUTCOME_NO_TOWER)
+"""Said by a prefill worker whose announcement is older than what it is. It is well, and serves other prompts."""
 
 _REFUSED = (prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_UNREADABLE)
 
@@ -220,7 +223,17 @@ class MediaUploader:
                 return pulled
             self._held.pop(key, None)
             if not was_known:  # else it may have been evicted there since
+                self._suspect_source(encoder, to)
                 return None
+
+    def _suspect_source(self, encoder: WorkerRecord, to: _Delivery) -> None:
+        """Prefill cannot pull what the encode worker took. Prefill is well, since it has said so.
+
+        No effect where there is no other way: the image would have to wait for the end of the suspicion.
+        """
+        is_only_one = not has_tower(to.worker) and len(self._workers.encode_workers(to.worker)) < 2
+        if self._is_present(encoder) and not is_only_one:
+            self._workers.suspect(encoder, WorkerLost(f"{to.worker.id} cannot pull what {encoder.id} took"))
 
     def _is_present(self, encoder: WorkerRecord) -> bool:
         return self._workers.absence(encoder) is WorkerAbsence.NONE
@@ -338,5 +351,7 @@ def _refusal(reply: prefill_pb2.PutMediaResponse, file: MediaFile) -> BatonError
     if reply.outcome == prefill_pb2.MEDIA_OUTCOME_COUNT_DIFFERS:
         counted = f"{reply.num_rows} tokens when it is decoded, {file.num_rows} by its header"
         return InvalidRequest(f"{file.param}: the image takes {counted}", param=file.param)
-    lost = WorkerLost(f"prefill does not take images of this router: {_outcome_name(reply.outcome)}")
-    return AttemptFailure(lost, FaultSource.PREFILL, unready=True)
+    why = f"prefill does not take images of this router: {_outcome_name(reply.outcome)}"
+    if reply.outcome in _UNSUITED:
+        return AttemptFailure(LinkBroken(why), FaultSource.PREFILL)
+    return AttemptFailure(WorkerLost(why), FaultSource.PREFILL, unready=True)

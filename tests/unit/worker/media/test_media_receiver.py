@@ -25,9 +25,11 @@ from baton.worker.media.image_decoder import RgbImage, UnreadableMedia
 from baton.worker.media.media_receiver import (
     MAX_DECODING,
     FindMedia,
+    HoldMedia,
     MediaCommand,
     MediaLimits,
     MediaReceiver,
+    RoomQuery,
     media_limits,
 )
 
@@ -88,8 +90,10 @@ class Worker:
             case FindMedia(key, reply):
                 item = self.store.find(key)
                 reply.send(None if item is None else (item.num_rows, item.grid))
-            case _:
-                command.reply.send(self.store.hold(command.key, command.item))
+            case RoomQuery(num_bytes, has_room):
+                has_room.send(self.store.has_room(num_bytes, 0.0))
+            case HoldMedia(key, item, held):
+                held.send(self.store.hold(key, item))
         return True
 
     async def put(self, requests: Iterable[pb.PutMediaRequest]) -> tuple[pb.PutMediaResponse, bool]:
@@ -372,6 +376,19 @@ async def test_an_embedding_without_room_is_asked_for_again():
     worker.receiver.puller = Puller(PULLED)  # type: ignore[assignment]
     with pytest.raises(Overloaded):
         await worker.put(from_encoder())
+
+
+async def test_without_room_nothing_is_pulled():
+    worker, puller = Worker(max_bytes=40), Puller(PULLED)
+    worker.receiver.puller = puller  # type: ignore[assignment]
+    assert (await worker.put(from_encoder()))[0].outcome == pb.MEDIA_OUTCOME_HELD
+    worker.store.pin(1, [("s", next(iter(worker.store._held))[1])])
+    with pytest.raises(Overloaded, match="no room"):
+        await worker.put(from_encoder(salt="other"))
+    assert len(puller.headers) == 1
+    worker.store.unpin(1)
+    assert (await worker.put(from_encoder(salt="other")))[0].outcome == pb.MEDIA_OUTCOME_HELD
+    assert len(puller.headers) == 2
 
 
 async def test_pulls_that_wait_for_an_encode_worker_take_no_room():
