@@ -107,8 +107,7 @@ class WorkerSet:
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
         self._listeners: list[Callable[[], None]] = [MismatchLog(self.served).report]
-        self._changed = asyncio.Event()
-        self._read_once = asyncio.Event()
+        self._changed, self._read_once = asyncio.Event(), asyncio.Event()
         self._num_choices = 0
         self._refresh_task: asyncio.Task[None] | None = None
 
@@ -139,9 +138,9 @@ class WorkerSet:
         """Returns True when a linked pair takes requests, and a description of what is there or missing."""
         pairs = self._eligible_pairs()
         if pairs:
-            there = [record for record in self._records.values() if self._eligible(record)]
-            return True, f"{len(pairs)} linked prefill/decode pairs{kernels_note(there)}{mismatch_note(there)}"
-        eligible = [record.role for record in self._records.values() if self._eligible(record)]
+            ready = [one for one in self._records.values() if self._eligible(one)]
+            return True, f"{len(pairs)} linked prefill/decode pairs{kernels_note(ready)}{mismatch_note(ready)}"
+        eligible = [one.role for one in self._records.values() if self._eligible(one)]
         counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in (WorkerRole.PREFILL, WorkerRole.DECODE))
         others = self._filter.strangers_note(self.records)
         refused = "".join(f"; {why}" for _, why in sorted(self._refused.items()))

@@ -371,26 +371,6 @@ async def test_an_embedding_that_cannot_be_used_leaves_nothing(puller: Any, fiel
     assert (response.outcome, len(worker.store), worker.receiver._open_bytes) == (outcome, 0, 0)
 
 
-async def test_an_embedding_without_room_is_asked_for_again():
-    worker = Worker(max_bytes=31)
-    worker.receiver.puller = Puller(PULLED)  # type: ignore[assignment]
-    with pytest.raises(Overloaded):
-        await worker.put(from_encoder())
-
-
-async def test_without_room_nothing_is_pulled():
-    worker, puller = Worker(max_bytes=40), Puller(PULLED)
-    worker.receiver.puller = puller  # type: ignore[assignment]
-    assert (await worker.put(from_encoder()))[0].outcome == pb.MEDIA_OUTCOME_HELD
-    worker.store.pin(1, [("s", next(iter(worker.store._held))[1])])
-    with pytest.raises(Overloaded, match="no room"):
-        await worker.put(from_encoder(salt="other"))
-    assert len(puller.headers) == 1
-    worker.store.unpin(1)
-    assert (await worker.put(from_encoder(salt="other")))[0].outcome == pb.MEDIA_OUTCOME_HELD
-    assert len(puller.headers) == 2
-
-
 async def test_pulls_that_wait_for_an_encode_worker_take_no_room():
     """Many wait on one that hangs. Files go on; the bytes count from when they come."""
     limits = replace(LIMITS, max_open_bytes=50)  # one embedding, of 32 bytes, or one file

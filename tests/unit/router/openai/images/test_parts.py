@@ -259,6 +259,7 @@ async def test_tokenize_counts_images(llava):
     parser = TokenizationParser(llava.validator, llava.text)
     body = {"messages": [{"role": "user", "content": [image()]}]}
     result, unknown = parser.tokenize(json.dumps(body).encode(), METADATA, 1024)
-    assert (type(result), unknown) == (TokenizeResult, ())
+    assert isinstance(result, TokenizeResult)
+    assert unknown == ()
     assert result.tokens.count(llava.placeholder) == NUM_ROWS
     assert result.count == len(result.tokens)
