@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,6 @@ from redis.asyncio import Redis
 
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, RequestId
-from baton.services.cli.main import run
 from baton.services.router.streaming.cursor import Cursor
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
@@ -173,21 +173,10 @@ def test_a_hang_up_frees_all_pages_and_the_call_can_resume(cluster: Cluster) -> 
     in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What `baton replay` wrote, and its exit code."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def replay(cluster: Cluster, id: str, capsys: pytest.CaptureFixture[str]) -> Replayed:
-    """Runs the command in this process, which has imported torch already."""
-    capsys.readouterr()
+def replay(cluster: Cluster, id: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "baton.services.cli.main", "replay", id, "--model", str(cluster.model)]
     chosen = ["--redis-url", cluster.redis.url, "--prefill", "prefill-0", "--decode", "decode-0", "--fresh"]
-    code = run(["replay", id, "--model", str(cluster.model), *chosen])
-    return Replayed(code, *capsys.readouterr())
+    return subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=60.0, check=False)
 
 
 async def change_token(cluster: Cluster, id: RequestId, index: int) -> None:
@@ -202,18 +191,16 @@ async def change_token(cluster: Cluster, id: RequestId, index: int) -> None:
     await store.close()
 
 
-def test_replay_computes_the_same_tokens_and_finds_a_tampered_one(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_computes_the_same_tokens_and_finds_a_tampered_one(cluster: Cluster) -> None:
     body = {**request_body(cluster, temperature=1.0, n=2), "stream": False, "stream_options": None, "max_tokens": 30}
     id = cluster.client.post("/v1/completions", json=body).raise_for_status().json()["id"]
     eventually(lambda: cluster.client.get(f"/v1/requests/{id}").json()["status"] == "ended", PATIENCE_S, "it is stored")
-    same = replay(cluster, id, capsys)
+    same = replay(cluster, id)
     assert (same.returncode, same.stdout) == (0, "choice 0: 30 tokens, all equal\nchoice 1: 30 tokens, all equal\n")
     asyncio.run(change_token(cluster, RequestId(f"{id}-1"), 12))
-    changed = replay(cluster, id, capsys)
+    changed = replay(cluster, id)
     assert changed.returncode == 1, changed.stderr
     assert "choice 1: first difference at token 12: stored" in changed.stdout
-    unknown = replay(cluster, "cmpl-unknown", capsys)
+    unknown = replay(cluster, "cmpl-unknown")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "not durable" in unknown.stderr
