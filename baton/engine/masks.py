@@ -169,7 +169,7 @@ class MaskFiller:
     def _fill_row(self, index: int, row: Row, spec: SampleSpec, step: _Step, began: float) -> float:
         """Fills a row's masks, from `began` on this thread's clock; returns when that was done."""
         masks, done = step.masks, began
-        masks.rows[index] = None
+        masks.rows.update(dict.fromkeys(range(index, index + 1 + len(row.drafted))))  # also if the row fails
         try:
             state = self._state(row.id, spec)
             masks.rows[index] = _fill(state.matcher, spec, step.table, index)
@@ -221,7 +221,6 @@ def _fill(matcher: ConstraintMatcher, spec: SampleSpec, table: MaskTable, place:
 
 def _fill_drafts(first: int, row: Row, matcher: ConstraintMatcher, step: _Step) -> None:
     """Fills the masks behind a row's drafts, up to one that the constraint does not allow. `matcher` stays."""
-    step.masks.rows.update(dict.fromkeys(range(first, first + len(row.drafted))))
     ahead = matcher.copy()
     for place, (draft, spec) in enumerate(zip(row.tokens[row.num_known_tokens :], row.drafted, strict=True), first):
         try:

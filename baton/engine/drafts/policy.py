@@ -181,8 +181,11 @@ class DraftPolicy:
         is_known = proposal.tokens[0] != DRAFT_PLACEHOLDER
         if is_known and row.request.media:
             limit = min(limit, num_drafted_tokens(proposal.tokens))
+            if limit == 0:
+                self.skip(DraftSkipReason.NO_MATCH, 1)
+                return NO_PROPOSAL
         if is_known and row.request.constraint is not None and self._constraints is not None:
-            limit = min(limit, self._constraints.num_allowed(row.request, row.tokens, proposal.tokens))
+            limit = min(limit, self._constraints.num_allowed(row.request, row.tokens, proposal.tokens[:limit]))
             if limit == 0:
                 self.skip(DraftSkipReason.CONSTRAINT, 1)
         return proposal if len(proposal.tokens) <= limit else Proposal(proposal.tokens[:limit], proposal.grade)

@@ -12,6 +12,7 @@ import torch
 
 from baton.domain.request import SamplingParams
 from baton.grammar.matcher import MaskRow
+from baton.grammar.tokenizer import WORD_BITS
 from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.sampling.distribution import MIN_TEMPERATURE, mask_logits
 
@@ -35,6 +36,8 @@ class NativeSampler:
         if not supports_dtype(logits.dtype) or not logits.is_contiguous():
             mask_logits(logits, masks)
             return
+        if any(WORD_BITS * len(bits) < logits.shape[1] for bits in masks.values()):
+            raise ValueError("a mask has no bit for every token")
         is_bfloat16, vocab_size = logits.dtype is torch.bfloat16, logits.shape[1]
         first, row_bytes = logits.data_ptr(), vocab_size * logits.element_size()
         for row, bits in masks.items():

@@ -124,6 +124,15 @@ def test_each_place_has_the_mask_of_plain_decoding() -> None:
             assert bits.tobytes() == bits_of(new_filler(), request(output=(*output, *drafts[:count])))
 
 
+def test_a_drafted_row_that_fails_leaves_no_place_undecided() -> None:
+    """Else its drafts would be constrained rows without a mask, which end the engine."""
+    drafts = grammars.encode("1,22")
+    masks = new_filler().fill([drafted_row(request(output=grammars.encode("no list")), drafts), row(request(name="b"))])
+    assert list(masks.failures) == [0]
+    assert list(masks.rows) == [*range(2 + len(drafts))]
+    assert masks.rows[1 + len(drafts)] is not None
+
+
 def test_a_rejected_draft_leaves_no_trace() -> None:
     """The next history is as long as the state would be that had consumed the draft."""
     filler, output = new_filler(), grammars.encode("[1,2")

@@ -125,12 +125,25 @@ async def test_a_cancelled_reader_takes_nothing_more():
 
 
 async def test_taken_events_end_a_silence():
+    """The time is over three times; only the last silence had no event."""
     streams: AttemptStreams[int] = AttemptStreams()
     taker = Taker()
     streams.open(ID, taker.take)
-    reader = asyncio.create_task(streams.next(ID, 0.02))
+    reader = asyncio.create_task(streams.next(ID, 600.0))
+
+    async def end_time() -> None:
+        await settle()
+        waiter = streams._streams[ID].waiter
+        assert waiter is not None
+        waiter.set_exception(TimeoutError())
+        await settle()
+
     await settle()
-    streams.deliver(ID, 1)
+    for event in (1, 2):
+        streams.deliver(ID, event)
+        await end_time()
+        assert not reader.done()
+    await end_time()
     with pytest.raises(DeadlineExceeded, match="no event"):
         await reader
-    assert taker.handled == [1]
+    assert taker.handled == [1, 2]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,11 @@ from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 from baton.engine.runner import ModelRunner
 from baton.model.attention.base import Segment, plan_step
+from baton.model.drafts import eagle
+from baton.model.drafts.chains import DraftRow, LogitsAfter, make_chains
+from baton.model.drafts.eagle import SHARPNESS
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
+from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from tests.tiny_models import VOCAB_SIZE, save_random_model
 from tests.unit.model.drafts.tiny_heads import HIDDEN, KINDS, HeadReference, random_head, save_head
@@ -83,6 +89,23 @@ class Sequences:
         request, tokens = self._request(index), self.tokens[index]
         sample = SampleSpec.of(request, list(tokens)) if end == len(tokens) else None
         return Row(request.id, tokens[start:end], start, TABLES[index], sample)
+
+
+def test_heads_draft_more_surely_than_they_are(
+    target: Path, models: dict[DecoderChoice, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[float]()
+
+    def spy(rows: Sequence[DraftRow], after: LogitsAfter, sampler: SamplerBackend, sharpness: float = 1.0) -> Any:
+        seen.append(sharpness)
+        return make_chains(rows, after, sampler, sharpness)
+
+    monkeypatch.setattr(eagle, "make_chains", spy)
+    sequences = Sequences(models[DecoderChoice.AUTO].with_head(save_head(random_head("eagle"), tmp_path)))
+    sequences.prefill(*CHUNKS["whole"])
+    sequences.decode(COUNT)
+    assert seen == [SHARPNESS]
+    assert SHARPNESS > 1.0
 
 
 CHUNKS = {"whole": ((11,), (1,), (8,)), "page edges": ((4, 8, 11), (1,), (8,)), "inside": ((3, 5, 11), (1,), (7, 8))}

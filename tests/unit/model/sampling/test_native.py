@@ -123,6 +123,11 @@ def test_masks_equal_the_torch_samplers(level: IsaLevel, vocab_size: int, dtype:
     assert torch.equal(logits[3], behind)
 
 
+def test_a_mask_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match="every token"):
+        NativeSampler(load_kernels(kernel_levels()[0])).mask(torch.zeros(1, 33), {0: np.zeros(1, np.uint32)})
+
+
 def test_logits_on_a_device_are_refused():
     with pytest.raises(ValueError, match="rows, vocab_size"):
         NativeTokens(kernel_levels()[0]).argmax(torch.zeros(5))
