@@ -17,6 +17,9 @@ SESSIONS = "sessions"
 EMBEDDINGS, NO_TOWER = "embeddings", "no_tower"
 """Capabilities of prefill workers: to pull embeddings from encode workers; and to encode no image itself."""
 
+LOWER_TIER = "lower_tier"
+"""Capability of a worker: pages that its pool evicts stay in host memory or files. Its cache events do not tell so."""
+
 CAPABILITIES = (PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS)
 """Of a worker of this version."""
 

@@ -96,7 +96,8 @@ class StepMetrics:
         self._tokens.observe(shape.num_tokens)
         self._rows.set(len(batch.rows))
         if not batch.copies:  # their time is not that of tokens
-            self.step_time.observe(shape, self._forward_s)
+            has_prompt = shape.chunk_pairs > 0 and batch.num_prompt_tokens > 0
+            self.step_time.observe(shape, self._forward_s, has_prompt=has_prompt)
             self._step_time_error.set(self.step_time.error)
 
     def run(self, runner: Runner, batch: Batch) -> StepOutput:

@@ -10,7 +10,7 @@ import torch
 
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
-from baton.domain.worker import CAPABILITIES, EMBEDDINGS, IMAGE, NO_TOWER, TEXT, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, EMBEDDINGS, IMAGE, LOWER_TIER, NO_TOWER, TEXT, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine, resolve_device
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
@@ -239,6 +239,8 @@ class _Worker:
             found.append(EMBEDDINGS)
         if vision is not None and vision.encoder is None:
             found.append(NO_TOWER)
+        if self._settings.host_tier_mib > 0 or self._settings.file_tier_dir is not None:
+            found.append(LOWER_TIER)
         return tuple(found)
 
     def _make_receiver(self) -> MediaReceiver | None:

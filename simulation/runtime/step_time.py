@@ -21,7 +21,7 @@ class ScriptedStepTime(StepTimeModel):
     def predict(self, shape: StepShape) -> float:
         return self._seconds(shape)
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
+    def observe(self, shape: StepShape, seconds: float, *, has_prompt: bool = True) -> None:
         pass
 
 

@@ -43,14 +43,14 @@ class PromptLoad:
 
 def basis_of(prefill: WorkerRecord) -> CostBasis:
     """What the cost of prompts at this worker goes by."""
-    return CostBasis.CONSTANTS if prefill.load.step_time is None else CostBasis.PREDICTED
+    return CostBasis.CONSTANTS if _fit_of(prefill) is None else CostBasis.PREDICTED
 
 
 def token_seconds(prefills: Iterable[WorkerRecord]) -> float:
     """Seconds of a prompt token in a first full chunk at the fastest of `prefills`; 0.0 while none has a fit."""
     best = math.inf
     for record in prefills:
-        if (fit := record.load.step_time) is not None:
+        if (fit := _fit_of(record)) is not None:
             chunk = max(1, record.budgets.prefill_tokens)
             best = min(best, fit.seconds_of(chunk, 0, chunk) / chunk)
     return 0.0 if math.isinf(best) else best
@@ -58,11 +58,11 @@ def token_seconds(prefills: Iterable[WorkerRecord]) -> float:
 
 def handover_cost(prefill: WorkerRecord, decode: WorkerRecord, work: PromptLoad, token_s: float) -> float:
     """Prefill tokens of a prompt that `prefill` computes, behind what waits there, and that moves to `decode`."""
-    fit, waiting = prefill.load.step_time, prefill.load.waiting_tokens
+    fit, waiting = _fit_of(prefill), prefill.load.waiting_tokens
     computed: float = waiting + work.num_tokens - work.num_prefill_hit
     if fit is not None and token_s:
         chunk = prefill.budgets.prefill_tokens
-        seconds = fit.seconds_of(waiting, 0, chunk)
+        seconds = fit.seconds_of(waiting, 0, chunk, num_prompts=prefill.load.waiting_requests)
         seconds += fit.seconds_of(work.num_tokens - work.num_prefill_hit, work.num_prefill_hit, chunk)
         computed = seconds / token_s
     num_moved = work.num_tokens - work.num_decode_hit
@@ -78,18 +78,24 @@ def local_cost(decode: WorkerRecord, work: PromptLoad, token_s: float) -> float:
     The time to the first token, and what that adds to the time between tokens, times the rows. One row counts in any
     case: others may come while the prompt is computed.
     """
-    fit, load = decode.load.step_time, decode.load
+    fit, load = _fit_of(decode), decode.load
     num_tokens = work.num_tokens - work.num_decode_hit
     if fit is None or not token_s:
         return LOCAL_TOKENS_PER_COMPUTED * (load.waiting_tokens + num_tokens)
     return _local_seconds(fit, decode, num_tokens, work.num_decode_hit) / token_s
 
 
+def _fit_of(record: WorkerRecord) -> StepTimeFit | None:
+    fit = record.load.step_time
+    return fit if fit is not None and fit.usable else None
+
+
 def _local_seconds(fit: StepTimeFit, decode: WorkerRecord, num_tokens: int, start: int) -> float:
     load, rows = decode.load, decode.load.running_rows
     beside = StepShape(rows, 0.0, load.pages.live * decode.page_size)
     chunk = max(decode.page_size, decode.budgets.prefill_tokens - rows)
-    first_s = fit.seconds_of(load.waiting_tokens, 0, chunk, beside) + fit.seconds_of(num_tokens, start, chunk, beside)
+    first_s = fit.seconds_of(load.waiting_tokens, 0, chunk, beside, load.waiting_requests)
+    first_s += fit.seconds_of(num_tokens, start, chunk, beside)
     num_steps = ceil_div(load.waiting_tokens, chunk) + ceil_div(num_tokens, chunk)
     added_s = max(0.0, first_s - num_steps * fit.seconds_of_rows(beside))
     return first_s + max(1, rows) * added_s

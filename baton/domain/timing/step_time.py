@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import mul, truediv
 
 from baton.domain.arithmetic import ceil_div
@@ -88,10 +89,25 @@ class StepTimeFit:
     weights: tuple[float, ...]
     least_s: float
 
-    def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int, beside: StepShape = EMPTY_STEP) -> float:
+    @property
+    def usable(self) -> bool:
+        """True if it has this version's features and no prompt gets cheaper by being longer.
+
+        Squares are fitted without bounds, and a record may come from another version.
+        """
+        if len(self.weights) != len(UNITS) or not all(map(math.isfinite, (*self.weights, self.least_s))):
+            return False
+        per_unit: list[float] = list(map(truediv, self.weights, UNITS))
+        slopes = [*accumulate(per_unit[1 : 2 + len(KNEES)]), per_unit[-2]]
+        return min(slopes) >= 0.0
+
+    def seconds_of(
+        self, num_tokens: int, start: int, chunk_tokens: int, beside: StepShape = EMPTY_STEP, num_prompts: int = 1
+    ) -> float:
         """Seconds to compute `num_tokens` tokens after the first `start`, in chunks of `chunk_tokens`.
 
-        `beside`: the rows in each of these steps. In one sum: features are linear between the knees.
+        `beside`: the rows in each of these steps. `num_prompts`: as many of one length, packed into full chunks. In one
+        sum: features are linear between the knees.
         """
         if num_tokens <= 0:
             return 0.0
@@ -101,7 +117,7 @@ class StepTimeFit:
         for knee in KNEES:
             of_full, of_rest = max(0, chunk_tokens + rows - knee), max(0, rest + rows - knee) if rest else 0
             values.append(num_full * of_full + of_rest)
-        values.append(num_tokens * (start + num_tokens / 2) + num_steps * beside.chunk_pairs)
+        values.append(num_tokens * (start + num_tokens / max(1, num_prompts) / 2) + num_steps * beside.chunk_pairs)
         values.append(num_steps * beside.row_contexts)
         seconds = sum(w * x / unit for w, x, unit in zip(self.weights, values, UNITS, strict=True))
         return max(seconds, num_steps * self.least_s)
@@ -131,13 +147,20 @@ class StepTimeModel:
         return self.num_steps >= MIN_STEPS and self.error <= MAX_ERROR
 
     def fit(self) -> StepTimeFit | None:
-        """What was learned; None until it is reliable, also for chunks. Thread-safe: weights are replaced."""
+        """What was learned; None until it is reliable, also for chunks, and usable.
+
+        Thread-safe: weights are replaced.
+        """
         if not self.reliable or self.num_chunk_steps < MIN_STEPS:
             return None
-        return StepTimeFit(tuple(self._scale * weight for weight in self._weights), self._least_s / 2)
+        fit = StepTimeFit(tuple(self._scale * weight for weight in self._weights), self._least_s / 2)
+        return fit if fit.usable else None
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learns that a step took `seconds`. Steps without tokens, or that no clock saw pass, are ignored."""
+    def observe(self, shape: StepShape, seconds: float, *, has_prompt: bool = True) -> None:
+        """Learns that a step took `seconds`. Steps without tokens, or that no clock saw pass, are ignored.
+
+        `has_prompt`: tokens of prompts are among its chunks; without, they are rows with drafts.
+        """
         if shape.num_tokens == 0 or seconds < MIN_STEP_S:
             return
         if self.num_steps > 0:
@@ -149,7 +172,7 @@ class StepTimeModel:
         self._fit(shape.features(), seconds / self._scale)
         self._least_s = min(self._least_s, seconds)
         self.num_steps += 1
-        self.num_chunk_steps += shape.chunk_pairs > 0
+        self.num_chunk_steps += has_prompt and shape.chunk_pairs > 0
 
     def predict(self, shape: StepShape) -> float:
         """Seconds of a step: at least half of the shortest one seen. 0.0 before the first step."""

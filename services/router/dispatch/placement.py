@@ -184,6 +184,10 @@ class PrefixIndex:
             num_pages += 1
         return num_pages
 
+    def num_cached_pages(self, worker: WorkerRecord, keys: Sequence[PageKey]) -> int:
+        """Counts the leading `keys` that `worker` probably has, by all that is known of it."""
+        return self.num_hit_pages(worker.incarnation, keys)
+
 
 def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
     """Lists the pairs with a working link, by worker ids, then the workers that prefill for themselves.
@@ -228,9 +232,9 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
 
     `tie_breaker` decides between equals. Those of an affinity have their own, so that all routers begin with one pair.
     """
-    able = [pair for pair in pairs if _can_take(pair, query)]
+    able, hits = [pair for pair in pairs if _can_take(pair, query)], _HitIndex(query, index)
     token_s = token_seconds([pair.prefill for pair in able])
-    costs = [(_cost(pair, query, index, token_s), pair) for pair in able]
+    costs = [(_cost(pair, query, hits, token_s), pair) for pair in able]
     if not costs:
         return None
     lowest = min(cost for cost, _ in costs)
@@ -238,7 +242,7 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
     if query.affinity:
         tie_breaker = int(query.affinity[:8], 16)
     cheapest = best[tie_breaker % len(best)]
-    return cheapest if query.last is None else _nearest(costs, (lowest, cheapest), query, index)
+    return cheapest if query.last is None else _nearest(costs, (lowest, cheapest), query, hits)
 
 
 def _can_take(pair: Pair, query: PlacementQuery) -> bool:
@@ -250,18 +254,18 @@ def _can_take(pair: Pair, query: PlacementQuery) -> bool:
 
 
 def _nearest(
-    costs: Iterable[tuple[_Cost, Pair]], cheapest: tuple[_Cost, Pair], query: PlacementQuery, index: PrefixIndex
+    costs: Iterable[tuple[_Cost, Pair]], cheapest: tuple[_Cost, Pair], query: PlacementQuery, hits: _HitIndex
 ) -> Pair:
     """The pair with most of the `last` workers, prefill first, that is little worse than the cheapest; else that."""
     (num_avoided, full, lowest), nearest = cheapest
-    prefill_hit, decode_hit = _hit_tokens(nearest, query, index)
+    prefill_hit, decode_hit = hits.of_pair(nearest)
     most = lowest + min(AFFINITY_TOKENS, query.num_tokens - prefill_hit)
     rank = (_nearness(nearest, query), -lowest)
     for cost, pair in costs:
         if cost[:2] != (num_avoided, full) or cost[2] > most or (_nearness(pair, query), -cost[2]) <= rank:
             continue
-        hits = _hit_tokens(pair, query, index)
-        if hits[0] >= prefill_hit and hits[1] >= decode_hit:
+        prefill_here, decode_here = hits.of_pair(pair)
+        if prefill_here >= prefill_hit and decode_here >= decode_hit:
             nearest, rank = pair, (_nearness(pair, query), -cost[2])
     return nearest
 
@@ -278,20 +282,29 @@ def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
     )
 
 
-def _hit_tokens(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, int]:
-    """Leading tokens of the query that prefill and decode probably have cached."""
-    prefill, decode = pair.prefill, pair.decode
-    prefill_keys, decode_keys = query.keys.get(prefill.page_size, ()), query.keys.get(decode.page_size, ())
-    return (
-        prefill.page_size * index.num_hit_pages(prefill.incarnation, prefill_keys),
-        decode.page_size * index.num_hit_pages(decode.incarnation, decode_keys),
-    )
+class _HitIndex:
+    """Leading tokens of a query that workers probably have cached. A worker is asked once, whatever pairs it is in."""
+
+    def __init__(self, query: PlacementQuery, index: PrefixIndex) -> None:
+        self._query = query
+        self._index = index
+        self._found: dict[Incarnation, int] = {}
+
+    def of_pair(self, pair: Pair) -> tuple[int, int]:
+        """Those of prefill and decode."""
+        return self._of(pair.prefill), self._of(pair.decode)
+
+    def _of(self, worker: WorkerRecord) -> int:
+        if (found := self._found.get(worker.incarnation)) is None:
+            keys = self._query.keys.get(worker.page_size, ())
+            found = self._found[worker.incarnation] = worker.page_size * self._index.num_cached_pages(worker, keys)
+        return found
 
 
-def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex, token_s: float) -> _Cost:
+def _cost(pair: Pair, query: PlacementQuery, hits: _HitIndex, token_s: float) -> _Cost:
     """The three parts of a `_Cost`."""
     decode, load = pair.decode, pair.decode.load
-    num_prefill_hit, num_decode_hit = _hit_tokens(pair, query, index)
+    num_prefill_hit, num_decode_hit = hits.of_pair(pair)
     work = PromptLoad(query.num_tokens, num_prefill_hit, num_decode_hit)
     if pair.local:
         prompt_cost = local_cost(decode, work, token_s)

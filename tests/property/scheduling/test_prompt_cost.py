@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from baton.domain.timing.prompt_cost import (
     MOVED_TOKENS_PER_COMPUTED,
     CostBasis,
     PromptLoad,
+    basis_of,
     handover_cost,
     local_cost,
     token_seconds,
@@ -84,6 +86,47 @@ def test_rows_alone_teach_nothing_about_prompts():
         model.observe(StepShape(rows, 0.0, 100 * rows), 0.01 + 0.001 * rows)
     assert model.reliable
     assert model.fit() is None
+
+
+def test_rows_with_drafts_teach_nothing_about_prompts():
+    """They have several tokens, as chunks have, and no prompt."""
+    model = StepTimeModel()
+    for rows in range(1, 60):
+        shape = StepShape.of([(1 + rows % 5, 100)] * rows)
+        model.observe(shape, 0.01 + 0.001 * shape.num_tokens, has_prompt=False)
+    assert model.reliable
+    assert model.fit() is None
+
+
+UNUSABLE = {
+    "of another version": (0.1,) * (len(UNITS) - 1),
+    "not finite": (0.1, 0.1, math.nan, 0.1, 0.1, 0.1, 0.1),
+    "cheaper for more tokens": (0.1, 0.016, 0.0, -0.128, 0.0, 0.1, 0.1),
+    "cheaper for more context": (0.1, 0.1, 0.1, 0.1, 0.1, -0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("weights", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_fit_that_cannot_be_used_is_none(weights: tuple[float, ...]):
+    fit = StepTimeFit(weights, 0.001)
+    assert not fit.usable
+    prefill = worker(WorkerRole.PREFILL, WorkerLoad(), fit, BUDGET)
+    decode = linked(worker(WorkerRole.DECODE, WorkerLoad(), fit, 64), prefill, 1e9)
+    work = PromptLoad(500, 0, 0)
+    assert (basis_of(prefill), token_seconds([prefill, decode])) == (CostBasis.CONSTANTS, 0.0)
+    assert handover_cost(prefill, decode, work, 0.0) == 500 + 500 / MOVED_TOKENS_PER_COMPUTED
+    assert local_cost(decode, work, 0.001) == LOCAL_TOKENS_PER_COMPUTED * 500
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 900), st.floats(1e-3, 1.0)), min_size=20, max_size=60))
+def test_what_a_model_tells_never_gets_cheaper_with_length(steps):
+    """Whatever the steps took."""
+    model = StepTimeModel()
+    for count, start, seconds in steps * 4:
+        model.observe(EMPTY_STEP.with_chunk(count, start), seconds)
+    if (fit := model.fit()) is not None:
+        costs = [fit.seconds_of(num_tokens, 0, 4096) for num_tokens in range(1, 4096, 65)]
+        assert costs == sorted(costs)
 
 
 @given(fits, loads, loads, works)

@@ -55,7 +55,7 @@ class CacheIndex:
                 self._holders[key] = holders
             else:
                 self._holders.pop(key, None)
-        for key in stored:
+        for key in reversed(list(stored)):  # in order of their chains, whose roots are the last to be dropped
             self._expected.pop((worker, key), None)
             self._holders[key] = self._holders.pop(key, 0) | bit
         while len(self._holders) > self._max_keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from baton.domain.ids import Incarnation, PageKey
-from baton.domain.worker import WorkerRecord
+from baton.domain.worker import LOWER_TIER, WorkerRecord
 from baton.services.router.dispatch.cache_index.index import CacheIndex
 from baton.services.router.dispatch.placement import PrefixIndex
 
@@ -28,6 +28,13 @@ class KnownPages(PrefixIndex):
             return self._index.num_hit_pages(holder, tuple(keys), self._now())
         return super().num_hit_pages(holder, keys)
 
+    def num_cached_pages(self, worker: WorkerRecord, keys: Sequence[PageKey]) -> int:
+        """Counts the leading `keys` that `worker` has, or probably has, in its pool or a lower tier without events."""
+        num_pages = self.num_hit_pages(worker.incarnation, keys)
+        if LOWER_TIER not in worker.capabilities or num_pages == len(keys):
+            return num_pages
+        return max(num_pages, super().num_hit_pages(worker.incarnation, keys))
+
     def num_hit_tokens(self, worker: WorkerRecord, keys: Mapping[int, Sequence[PageKey]]) -> int:
         """Leading tokens of a query that a worker has, or probably has. `keys`: see `PlacementQuery`."""
-        return worker.page_size * self.num_hit_pages(worker.incarnation, keys.get(worker.page_size, ()))
+        return worker.page_size * self.num_cached_pages(worker, keys.get(worker.page_size, ()))

@@ -52,7 +52,14 @@ def test_the_least_recently_used_keys_are_dropped():
     index = index_of(1, 2, 3, max_keys=3)
     index.num_hit_pages(A, keys(1), 0.0)
     index.update(A, keys(4), ())
-    assert index.confirmed(A) == {*keys(1, 3, 4)}
+    assert index.confirmed(A) == {*keys(1, 2, 4)}
+
+
+def test_the_roots_of_a_chain_are_the_last_to_be_dropped():
+    """Without its root the rest of a chain would be no hit, and only take room."""
+    index = index_of(max_keys=3)
+    index.update(A, keys(1, 2, 3, 4, 5), ())
+    assert index.num_hit_pages(A, keys(1, 2, 3, 4, 5), 0.0) == 3
 
 
 def test_expectations_are_bounded():

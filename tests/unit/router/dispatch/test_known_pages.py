@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.domain.ids import Incarnation, PageKey
+from baton.domain.worker import LOWER_TIER
 from baton.services.router.dispatch.cache_index.index import EXPECTED_S, CacheIndex
 from baton.services.router.dispatch.cache_index.known_pages import KnownPages
 from tests.unit.router.dispatch.test_placement import PAGE, prefill
@@ -31,6 +32,13 @@ class Caches:
 
 def test_evicted_pages_count_only_where_nobody_tells_of_them():
     assert Caches().hits() == (3, 6)
+
+
+def test_evicted_pages_of_a_worker_with_a_lower_tier_count_as_routed():
+    """They went to host memory or a file: no event tells that, and another worker would compute them again."""
+    caches, worker = Caches(), replace(prefill(1), incarnation=SENDS)
+    assert caches.pages.num_cached_pages(worker, KEYS) == 3
+    assert caches.pages.num_cached_pages(replace(worker, capabilities=(LOWER_TIER,)), KEYS) == 6
 
 
 def test_pages_that_were_just_routed_count_before_an_event_confirms_them():
