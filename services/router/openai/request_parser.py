@@ -78,14 +78,15 @@ class RequestParser:
     async def parse(self, raw: RawRequest) -> ParsedRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
         fetched = None if self._fetcher is None or raw.stored else await self._fetch(self._fetcher, raw)
-        return await run_parser(len(raw.body), self._parse, raw, fetched)
+        num_fetched = sum(len(file) for file in (fetched or {}).values() if isinstance(file, bytes))
+        return await run_parser(len(raw.body) + num_fetched, self._parse, raw, fetched)
 
     async def _fetch(self, fetcher: ImageFetcher, raw: RawRequest) -> Fetched:
         """The files of a new chat's URLs. A stored call has references in their place: nothing is fetched twice."""
         if raw.endpoint != CHAT or b"image_url" not in raw.body:
             return {}
-        body = await run_parser(len(raw.body), parse_object, raw.body)
-        return await fetcher.fetch_all(remote_urls(body))
+        urls = await run_parser(len(raw.body), lambda: remote_urls(parse_object(raw.body)))
+        return await fetcher.fetch_all(urls)
 
     def _parse(self, raw: RawRequest, fetched: Fetched | None = None) -> ParsedRequest:
         body = parse_object(raw.body)

@@ -7,10 +7,11 @@ the environment is used, and nothing is kept: the bytes go the way of those in a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.services.router.vision.headers.image_header import UnreadableImage
 from baton.services.router.vision.limits import ImageLimits
@@ -19,9 +20,11 @@ from baton.services.router.vision.remote.public_address import is_public
 from baton.services.router.vision.remote.response_reader import ResponseReader
 
 FETCH_TIMEOUT_S = 5.0
-"""From the wait for a place to the last byte, for all images of a chat together."""
+"""From the first look-up to the last byte, for all images of a chat together. A chat waits as long for a place."""
 MAX_FETCHING_CHATS = 8
 """Chats whose images are fetched at once. Each holds at most the files of one request."""
+MAX_ADDRESSES = 4
+"""Of a host that are tried, one behind the other."""
 READ_BYTES = 64 * 1024
 PORT = 443
 
@@ -74,6 +77,18 @@ class _ByteBudget:
             raise UnreadableImage("is one of those that are too large together")
 
 
+@dataclass(slots=True)
+class _ChatState:
+    """What the images of one chat share: bytes, and the checked addresses of each host."""
+
+    budget: _ByteBudget
+    addresses: dict[str, Sequence[str]] = field(default_factory=dict)
+    _hosts: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def host(self, name: str) -> asyncio.Lock:
+        return self._hosts.setdefault(name, asyncio.Lock())
+
+
 class ImageFetcher:
     """Fetches for the chats of one router."""
 
@@ -88,40 +103,63 @@ class ImageFetcher:
         """Each URL once, all at once. Raises nothing but what ends the task."""
         wanted = list(dict.fromkeys(urls))[: self._limits.max_images]
         results: dict[str, bytes | UnreadableImage] = {}
-        budget = _ByteBudget(self._limits.max_request_bytes)
+        if not wanted:
+            return results  # chats that fetch nothing wait for no other chat
         try:
-            async with asyncio.timeout(self._network.timeout_s), self._places, asyncio.TaskGroup() as group:
+            async with asyncio.timeout(self._network.timeout_s):
+                await self._places.acquire()
+        except TimeoutError:
+            busy = UnreadableImage("could not be fetched: too many images are fetched now")
+            return dict.fromkeys(wanted, busy)
+        try:
+            await self._fetch_into(results, wanted)
+        finally:
+            self._places.release()
+        return results
+
+    async def _fetch_into(self, results: dict[str, bytes | UnreadableImage], wanted: Sequence[str]) -> None:
+        chat = _ChatState(_ByteBudget(self._limits.max_request_bytes))
+        try:
+            async with asyncio.timeout(self._network.timeout_s), asyncio.TaskGroup() as group:
                 for url in wanted:
-                    group.create_task(self._fetch_into(results, url, budget))
+                    group.create_task(self._fetch_one(results, url, chat))
         except TimeoutError:
             late = UnreadableImage(f"could not be fetched within {self._network.timeout_s:g} s")
             results |= {url: late for url in wanted if url not in results}
-        return results
 
-    async def _fetch_into(self, results: dict[str, bytes | UnreadableImage], url: str, budget: _ByteBudget) -> None:
+    async def _fetch_one(self, results: dict[str, bytes | UnreadableImage], url: str, chat: _ChatState) -> None:
         try:
-            results[url] = await self._fetch(self._hosts.split(url), budget)
+            results[url] = await self._fetch(self._hosts.split(url), chat)
         except UnreadableImage as problem:
             results[url] = problem
 
-    async def _fetch(self, url: RemoteUrl, budget: _ByteBudget) -> bytes:
-        address = await self._address(url.host)
+    async def _fetch(self, url: RemoteUrl, chat: _ChatState) -> bytes:
+        async with chat.host(url.host):  # images of one host: one look-up
+            if url.host not in chat.addresses:
+                chat.addresses[url.host] = await self._addresses(url.host)
         try:
-            sock = await self._network.connect(address, PORT)
+            sock = await self._connect(chat.addresses[url.host])
             reader, writer = await asyncio.open_connection(sock=sock, ssl=self._tls, server_hostname=url.host)
         except ssl.SSLError:
             raise UnreadableImage("could not be fetched: the certificate of its host is not valid") from None
         except OSError:
             raise UnreadableImage("could not be fetched: its host does not answer") from None
         try:
-            return await self._exchange(url, reader, writer, budget)
+            return await self._exchange(url, reader, writer, chat.budget)
         except OSError:
             raise UnreadableImage("could not be fetched: the connection broke") from None
         finally:
             writer.transport.abort()
 
-    async def _address(self, host: str) -> str:
-        """The address to connect to. Refuses a host with any address that is not public."""
+    async def _connect(self, addresses: Sequence[str]) -> socket.socket:
+        """To the first address that answers. Raises `OSError`."""
+        for address in addresses[:-1]:
+            with contextlib.suppress(OSError):
+                return await self._network.connect(address, PORT)
+        return await self._network.connect(addresses[-1], PORT)
+
+    async def _addresses(self, host: str) -> Sequence[str]:
+        """The addresses to connect to. Refuses a host with any address that is not public."""
         try:
             addresses = await self._network.resolve(host)
         except (OSError, UnicodeError):
@@ -130,7 +168,7 @@ class ImageFetcher:
             raise UnreadableImage("could not be fetched: the name of its host is not known")
         if not all(is_public(address) for address in addresses):
             raise UnreadableImage("is on a host whose address is not public")
-        return addresses[0]
+        return addresses[:MAX_ADDRESSES]
 
     async def _exchange(
         self, url: RemoteUrl, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: _ByteBudget

@@ -36,8 +36,7 @@ class ResponseReader:
     def feed(self, data: bytes) -> None:
         """Takes the next bytes. Raises `UnreadableImage` as soon as they cannot become a file."""
         self._num_fed += len(data)
-        bound = MAX_HEAD_BYTES + (MAX_OVERHEAD * self._max_bytes if self._has_head else 0)
-        if self._num_fed > bound:
+        if self._num_fed > MAX_HEAD_BYTES + MAX_OVERHEAD * self._max_bytes:
             raise UnreadableImage("came with too many bytes beside it")
         try:
             self._parser.feed_data(data)
@@ -45,6 +44,8 @@ class ResponseReader:
             if self.done:
                 return  # what follows the answer is not read
             raise UnreadableImage(self._problem or "came in an answer that is not HTTP/1.1") from None
+        if not self._has_head and self._num_fed > MAX_HEAD_BYTES:  # behind the parser: a read may have head and file
+            raise UnreadableImage("came with too many headers")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import pytest
 from baton.services.router.vision.headers.image_header import UnreadableImage
 from baton.services.router.vision.limits import ImageLimits
 from baton.services.router.vision.remote.allowed_hosts import AllowedHosts
-from baton.services.router.vision.remote.fetcher import Fetched, ImageFetcher, Network
+from baton.services.router.vision.remote.fetcher import MAX_FETCHING_CHATS, Fetched, ImageFetcher, Network
 from tests.certificates import CertificateAuthority
 from tests.unit.router.vision.pictures import coloured
 from tests.unit.router.vision.remote.image_server import HOST, PUBLIC, ImageServer, head, raw, whole
 
 RED = coloured("red")
 LIMITS = ImageLimits(max_image_bytes=10_000, max_request_bytes=15_000, max_images=3)
+LARGE = ImageLimits(max_image_bytes=2 << 20, max_request_bytes=4 << 20, max_images=3)
 
 
 @pytest.fixture
@@ -29,16 +31,16 @@ async def server(tmp_path: Path) -> AsyncIterator[ImageServer]:
         yield running
 
 
-def fetcher(network: Network) -> ImageFetcher:
-    return ImageFetcher(AllowedHosts((HOST,)), LIMITS, network)
+def fetcher(network: Network, limits: ImageLimits = LIMITS) -> ImageFetcher:
+    return ImageFetcher(AllowedHosts((HOST,)), limits, network)
 
 
-async def fetch(server: ImageServer, *paths: str, timeout_s: float = 60.0) -> Fetched:
-    return await fetcher(server.network(timeout_s)).fetch_all([f"https://{HOST}{path}" for path in paths])
+async def fetch(server: ImageServer, *paths: str, timeout_s: float = 60.0, limits: ImageLimits = LIMITS) -> Fetched:
+    return await fetcher(server.network(timeout_s), limits).fetch_all([f"https://{HOST}{path}" for path in paths])
 
 
-async def refusal(server: ImageServer, path: str, timeout_s: float = 60.0) -> str:
-    (found,) = (await fetch(server, path, timeout_s=timeout_s)).values()
+async def refusal(server: ImageServer, path: str, timeout_s: float = 60.0, limits: ImageLimits = LIMITS) -> str:
+    (found,) = (await fetch(server, path, timeout_s=timeout_s, limits=limits)).values()
     assert isinstance(found, UnreadableImage)
     return str(found)
 
@@ -49,6 +51,57 @@ async def test_a_file_is_fetched_once_however_often_a_chat_shows_it(server: Imag
     (request,) = server.requests
     assert request.startswith(b"GET /red.png HTTP/1.1\r\nHost: localhost\r\n")
     assert b"Accept-Encoding: identity" in request
+
+
+async def test_a_large_file_that_comes_with_its_head(server: ImageServer) -> None:
+    """One write, far over what a head may have: a read brings both."""
+    large = RED + bytes(1 << 20)
+    server.answers["/large"] = whole(large)
+    assert list((await fetch(server, "/large", limits=LARGE)).values()) == [large]
+
+
+async def test_the_images_of_one_host_share_its_look_up(server: ImageServer) -> None:
+    server.answers["/b"] = whole(RED)
+    assert set((await fetch(server, "/red.png", "/b")).values()) == {RED}
+    assert server.resolved == [HOST]
+
+
+async def test_another_address_is_tried_when_the_first_does_not_answer(server: ImageServer) -> None:
+    good, tried = server.network(), list[str]()
+    server.addresses = [("8.8.8.8", PUBLIC)]
+
+    async def connect(address: str, port: int) -> socket.socket:
+        tried.append(address)
+        if address != PUBLIC:
+            raise OSError("no route")
+        return await good.connect(address, port)
+
+    network = Network(good.resolve, connect, good.tls)
+    assert list((await fetcher(network).fetch_all([f"https://{HOST}/red.png"])).values()) == [RED]
+    assert tried == ["8.8.8.8", PUBLIC]
+
+
+async def test_chats_that_fetch_nothing_wait_for_nobody(server: ImageServer) -> None:
+    """All places are taken by a server that hangs. One more chat with an image is told so."""
+    begun, may_end = asyncio.Semaphore(0), asyncio.Event()
+
+    async def hang(writer: asyncio.StreamWriter) -> None:
+        begun.release()
+        await may_end.wait()
+
+    server.answers["/hangs"] = hang
+    slow = fetcher(server.network())
+    chats = [asyncio.create_task(slow.fetch_all([f"https://{HOST}/hangs"])) for _ in range(MAX_FETCHING_CHATS)]
+    for _ in chats:
+        await begun.acquire()
+    assert await slow.fetch_all([]) == {}
+    slow._network = server.network(timeout_s=0.02)
+    (told,) = (await slow.fetch_all([f"https://{HOST}/red.png"])).values()
+    assert "too many images" in str(told)
+    may_end.set()
+    await asyncio.gather(*chats)
+    slow._network = server.network()
+    assert list((await slow.fetch_all([f"https://{HOST}/red.png"])).values()) == [RED]
 
 
 async def test_chunks(server: ImageServer) -> None:
@@ -146,7 +199,7 @@ async def test_endless_headers_are_ended(server: ImageServer) -> None:
             await writer.drain()
 
     server.answers["/a"] = endless
-    assert "too" in await refusal(server, "/a")
+    assert "too many headers" in await refusal(server, "/a", limits=LARGE)
 
 
 async def test_a_slow_server_is_not_waited_for(server: ImageServer) -> None:
