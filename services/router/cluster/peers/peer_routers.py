@@ -9,7 +9,8 @@ as live.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.ids import OwnerId
@@ -18,6 +19,7 @@ from baton.services.router.cluster.snapshot import UNREAD, ClusterEvent, RouterR
 from baton.store.transitions import router_of
 from baton.store.views.view_store import MAX_LISTED, StoredView
 
+MAX_GONE = 64
 SILENT_S = 4.0
 """Longest time without a newer share; routers share once a second."""
 
@@ -62,13 +64,15 @@ class PeerRouters:
     own: str
     num_itl_buckets: int
     _peers: dict[OwnerId, _Peer] = field(default_factory=dict)
+    _gone: OrderedDict[OwnerId, _Peer] = field(default_factory=OrderedDict)  # what one told before is no news later
 
     def observe(self, views: Sequence[StoredView], now: float, *, watching: bool = True) -> list[RouterNews]:
         """One reading of the store; returns what is new. Without `watching` it lists routers only."""
         news: list[RouterNews] = []
         before, self._peers = self._peers, {}
         for view in views[:MAX_LISTED]:
-            peer = self._peers[view.owner] = before.get(view.owner) or _Peer(view.owner, now, now)
+            peer = before.pop(view.owner, None) or self._back(view.owner, now)
+            self._peers[view.owner] = peer
             peer.heard_s = now - view.age_s
             if not watching:
                 peer.share, peer.asked_s, peer.fault = None, now, ""
@@ -76,6 +80,7 @@ class PeerRouters:
             found = self._read(peer, view, now)
             if found is not None:
                 news.append(found)
+        self._forget(before.values())
         return news
 
     def shares(self, now: float) -> list[RouterShare]:
@@ -91,6 +96,19 @@ class PeerRouters:
             answers = status in ("ready", "draining") and peer.share is not None
             rows.append(peer.share.row if answers and peer.share is not None else RouterRow(peer.name, status))
         return rows
+
+    def _back(self, owner: OwnerId, now: float) -> _Peer:
+        peer = self._gone.pop(owner, None) or _Peer(owner, now, now)
+        peer.asked_s = now
+        return peer
+
+    def _forget(self, peers: Iterable[_Peer]) -> None:
+        """Keeps of routers that are not listed, perhaps as the store was away, which share and which news were last."""
+        for peer in peers:
+            peer.share, peer.fault = None, ""
+            self._gone[peer.owner] = peer
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
 
     def _shown(self, now: float) -> list[_Peer]:
         heard = {peer.name for peer in self._peers.values() if peer.status(now) != "silent"} | {self.own}

@@ -71,6 +71,20 @@ def test_events_and_ends_of_a_router_are_told_once(own: ViewWorld, other: ViewWo
     assert [row.id for row in own.view.ends.after(count, None)] == ["6"]
 
 
+def test_what_a_router_told_is_no_news_after_the_store_was_away(own: ViewWorld, other: ViewWorld):
+    other.end("5", Outcome.FAILED)
+    old = other.stored()
+    own.view.take_peers([old])
+    seq, count = own.view.events.last_seq, own.view.ends.count
+    own.view.take_peers([])
+    assert statuses(own) == {"a": "ready"}
+    own.view.take_peers([old])
+    assert statuses(own)["b"] == "unread", "an old share, played again"
+    own.view.take_peers([other.stored()])
+    assert (own.view.events.after(seq), own.view.ends.after(count, None)) == ([], [])
+    assert statuses(own) == {"a": "ready", "b": "ready"}
+
+
 def test_a_tenant_sees_its_requests_on_all_routers_and_no_others(own: ViewWorld, other: ViewWorld):
     other.open = [open_request("1", "red"), open_request("2", "blue")]
     for id, tenant in (("3", "red"), ("4", "blue")):
