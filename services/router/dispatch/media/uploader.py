@@ -223,17 +223,7 @@ class MediaUploader:
                 return pulled
             self._held.pop(key, None)
             if not was_known:  # else it may have been evicted there since
-                self._suspect_source(encoder, to)
                 return None
-
-    def _suspect_source(self, encoder: WorkerRecord, to: _Delivery) -> None:
-        """Prefill cannot pull what the encode worker took. Prefill is well, since it has said so.
-
-        No effect where there is no other way: the image would have to wait for the end of the suspicion.
-        """
-        is_only_one = not has_tower(to.worker) and len(self._workers.encode_workers(to.worker)) < 2
-        if self._is_present(encoder) and not is_only_one:
-            self._workers.suspect(encoder, WorkerLost(f"{to.worker.id} cannot pull what {encoder.id} took"))
 
     def _is_present(self, encoder: WorkerRecord) -> bool:
         return self._workers.absence(encoder) is WorkerAbsence.NONE

@@ -161,15 +161,14 @@ async def test_a_failed_encode_worker_is_left_alone_for_a_while():
 
 
 @pytest.mark.parametrize("capabilities", [(EMBEDDINGS,), (EMBEDDINGS, NO_TOWER)])
-async def test_an_embedding_that_cannot_be_pulled_suspects_its_source_alone(capabilities: tuple[str, ...]):
+async def test_an_embedding_that_cannot_be_pulled_comes_from_another(capabilities: tuple[str, ...]):
+    """Nobody is suspected: the reason may be a queue there, or a fault of the worker that pulls."""
     async with encoders(num_encoders=2, capabilities=capabilities) as w:
         w.encoders[0].media.num_forgotten = 1
         await w.ask("a", RED)
-        suspected = [w.encoders[0].record().incarnation]
-        assert list(w.base.workers._suspected_until) == suspected
-        await w.ask("b", RED)
+        assert w.base.workers._suspected_until == {}
         assert [len(encoder.media.headers) for encoder in w.encoders] == [1, 1]
-        assert [request.id.attempt for request in w.prefill.requests] == [1, 1]
+        assert [request.id.attempt for request in w.prefill.requests] == [1]
 
 
 async def test_an_encode_worker_that_hangs_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch):
