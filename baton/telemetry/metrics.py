@@ -33,9 +33,7 @@ ADMISSION_TOTAL = Counter(
 )
 QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests in the admission queue.", registry=REGISTRY)
 QUEUED_TOKENS = Gauge("baton_queued_tokens", "Prompt tokens in the admission queue.", registry=REGISTRY)
-WORKERS = Gauge(
-    "baton_workers", "Workers that this router knows, by status.", ["model", "role", "status"], registry=REGISTRY
-)
+WORKERS = Gauge("baton_workers", "Workers known here, by status.", ["model", "role", "status"], registry=REGISTRY)
 READY_PAIRS = Gauge(
     "baton_ready_pairs",
     "Linked prefill/decode pairs that take requests, as this router sees them.",
@@ -68,6 +66,9 @@ HUNG_UP_CLIENTS_TOTAL = Counter(
     "baton_hung_up_clients", "Connections that the router closed because the client did not read.", registry=REGISTRY
 )
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
+HTTP_SECONDS = Histogram(
+    "baton_http_request_seconds", "To the last byte sent.", ["route"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY
+)
 UNKNOWN_FIELDS_TOTAL = Counter(
     "baton_unknown_fields", "Fields of requests without a row in the table of fields.", registry=REGISTRY
 )

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 class RequestMiddleware:
     """Adds `x-request-id` (the client's, sanitized, or a new one), `openai-processing-ms`, the client's
-    `traceparent`, and the rates of its tenant; counts responses.
+    `traceparent`, and the rates of its tenant; counts responses, and their time to the last byte.
 
     Binds the id, and the trace id of a `traceparent`, to the log context. Puts both into the scope.
     """
@@ -48,14 +48,14 @@ class RequestMiddleware:
         request_id = _UNWANTED.sub("", headers.get("x-request-id", ""))[:MAX_REQUEST_ID_CHARS] or new_request_id()
         context = read_trace_context(request_id, headers.get("traceparent", ""))
         scope.setdefault("state", {})[_STATE] = context
-        started = False
+        started, path = False, "none"
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal started
+            nonlocal started, path
             if message["type"] == "http.response.start":
                 started = True
                 route = scope.get("route")  # the declared path: clients must not choose label values
-                path = route.path if isinstance(route, Route) else "none"
+                path = route.path if isinstance(route, Route) else path
                 metrics.HTTP_RESPONSES_TOTAL.labels(path, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
@@ -73,6 +73,9 @@ class RequestMiddleware:
                 log.exception("request_failed", path=scope["path"][:MAX_LOGGED_CHARS])
                 if not started:
                     await error_response(error).response()(scope, receive, send_with_headers)
+            finally:
+                if started:
+                    metrics.HTTP_SECONDS.labels(path).observe(time.perf_counter() - arrived_s)
 
 
 def trace_context_of(connection: HTTPConnection) -> TraceContext:

@@ -235,6 +235,7 @@ async def test_models_health_ready_version():
         assert error_of(response)["message"] == "no decode worker"
         assert (await world.http.get("/metrics")).status_code == 404, "on a port of its own"
         assert b'baton_http_responses_total{route="/v1/models/{id:path}",status="404"}' in metrics.render()[0]
+        assert b'baton_http_request_seconds_count{route="/v1/models/{id:path}"}' in metrics.render()[0]
         assert (await world.http.get("/version")).json()["version"]
 
 
