@@ -36,6 +36,7 @@ from baton.services.encode.loop import EncodeLoop
 from baton.services.encode.scheduler import EncodeScheduler
 from baton.services.encode.server import EncodeServicer
 from baton.store.memory_store import MemoryStore
+from baton.store.options import StoreOptions
 from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry
 from baton.worker.media.image_decoder import RgbImage
 from baton.worker.media.media_receiver import MediaReceiver, media_limits
@@ -152,7 +153,8 @@ async def encode_world(
         encode_pb2_grpc.add_EncodeServicer_to_server(servicer, server)
 
     server = await start_server("127.0.0.1", 0, register, ServerAuth(INCARNATION, trust))
-    channels, registry = ChannelPool(trust), MemoryStore()
+    channels = ChannelPool(trust)
+    registry = MemoryStore(StoreOptions(worker_ttl_s=3600.0))  # nobody announces again
     address = f"127.0.0.1:{server.port}"
     record = WorkerRecord(WorkerId("encode-0"), WorkerRole.ENCODE, INCARNATION, address, "m", "", 0, 100, 100)
     await registry.announce(record)
