@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -250,9 +251,14 @@ def _kill(cluster: Cluster, name: str) -> None:
 def _kill_a_scorer(cluster: Cluster) -> str:
     """Kills the prefill worker that has scored a part of a prompt."""
 
+    def has_scored(name: str) -> bool:
+        try:
+            return cluster.metric(name, "baton_prompt_scores_total") > 0
+        except httpx2.ConnectError:  # its metrics are served a moment after its links are up
+            return False
+
     def scorer() -> str | None:
-        counts = {p.name: cluster.metric(p.name, "baton_prompt_scores_total") for p in cluster.workers("prefill")}
-        return next((name for name, count in counts.items() if count > 0), None)
+        return next((p.name for p in cluster.workers("prefill") if has_scored(p.name)), None)
 
     name = str(eventually(scorer, 30.0, "a chunk is scored"))
     _kill(cluster, name)
