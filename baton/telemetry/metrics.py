@@ -66,7 +66,7 @@ HUNG_UP_CLIENTS_TOTAL = Counter(
     "baton_hung_up_clients", "Connections that the router closed because the client did not read.", registry=REGISTRY
 )
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
-HTTP_SECONDS = Histogram(
+HTTP_REQUEST_SECONDS = Histogram(
     "baton_http_request_seconds", "To the last byte sent.", ["route"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY
 )
 UNKNOWN_FIELDS_TOTAL = Counter(

@@ -75,7 +75,7 @@ class RequestMiddleware:
                     await error_response(error).response()(scope, receive, send_with_headers)
             finally:
                 if started:
-                    metrics.HTTP_SECONDS.labels(path).observe(time.perf_counter() - arrived_s)
+                    metrics.HTTP_REQUEST_SECONDS.labels(path).observe(time.perf_counter() - arrived_s)
 
 
 def trace_context_of(connection: HTTPConnection) -> TraceContext:
