@@ -71,6 +71,7 @@ class GrpcDialledConnection:
         try:
             await self._call.write(message.SerializeToString())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            _raise_if_refused(error)
             raise LinkBroken(f"the connection has ended: {_status(error)}") from None
         except asyncio.CancelledError:
             self._raise_if_cancelled()
@@ -84,8 +85,7 @@ class GrpcDialledConnection:
         except DecodeError:
             raise LinkBroken(_UNREADABLE) from None
         except grpc.aio.AioRpcError as error:
-            if error.code() in _REFUSALS:
-                raise ConnectionRefused(f"the listener refuses this process: {error.details()}") from None
+            _raise_if_refused(error)
             return None
         except asyncio.InvalidStateError:
             return None
@@ -184,6 +184,11 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
             raise LinkBroken(f"{address} refuses connections")
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
+
+
+def _raise_if_refused(error: BaseException) -> None:
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
+        raise ConnectionRefused(f"the listener refuses this process: {error.details()}") from None
 
 
 def _status(error: BaseException) -> str:

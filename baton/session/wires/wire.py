@@ -23,7 +23,10 @@ class WireConnection(Protocol):
     """One end of a connection. Owned by one event loop; one task reads, one writes."""
 
     async def send(self, message: pb.SessionMessage) -> None:
-        """Sends one message; waits while the transport has no room. Raises `LinkBroken` after the end."""
+        """Sends one message; waits while the transport has no room. Raises `LinkBroken` after the end.
+
+        Raises `ConnectionRefused` if the listener has refused already.
+        """
         ...
 
     async def receive(self) -> pb.SessionMessage | None:

@@ -17,7 +17,7 @@ from baton.rpc.auth_interceptor import SESSION_METHOD, RejectedCall
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, OPEN_CLUSTER_KEY, CallTokenFault, CallTokenIssuer
 from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.server import ServerAuth, start_server
-from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
+from baton.session.wires.grpc_wire import GrpcDialledConnection, GrpcWire, SessionServicer, add_session_servicer
 from baton.session.wires.wire import ConnectionRefused, WireConnection
 
 DEADLINE_S = 10.0
@@ -87,6 +87,20 @@ async def test_a_stranger_is_refused_before_a_byte_is_read(
             await exchange(listener, caller, incarnation)
         assert (listener.num_connections, listener.num_messages) == (0, 0)
         assert [(rejected.fault, rejected.method) for rejected in listener.rejected] == [(fault, SESSION_METHOD)]
+
+
+class RefusedCall:
+    """A call whose refusal has come before its first message was written."""
+
+    async def write(self, data: bytes) -> None:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAUTHENTICATED, none, none, details="forged")
+
+
+async def test_a_refusal_that_comes_before_the_first_message_is_one():
+    connection = GrpcDialledConnection(None, RefusedCall(), set())  # type: ignore[arg-type]
+    with pytest.raises(ConnectionRefused, match="forged"):
+        await connection.send(pb.SessionMessage(body=b"hello"))
 
 
 @pytest.mark.parametrize("trust", [OPEN_CLUSTER, CLUSTER], ids=["open", "secret"])
