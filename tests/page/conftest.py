@@ -49,6 +49,8 @@ async def opened(browser: Any, router: LiveRouter) -> AsyncIterator[Opener]:
         return page
 
     yield open_page
+    for decode in router.mock.decodes:
+        decode.release()  # what a failed test held must not fail the next one
     for context in contexts:
         await context.close()
     assert [console.errors for console in consoles] == [[] for _ in consoles]
