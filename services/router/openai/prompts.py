@@ -18,7 +18,7 @@ from baton.services.router.openai.bounds import (
     MAX_TOOL_CALLS,
     ROLES,
 )
-from baton.services.router.openai.field_table.nested import unknown_of_messages
+from baton.services.router.openai.field_table.nested import unknown_of_contents, unknown_of_messages
 from baton.services.router.openai.fields import Fields, is_integer, short_repr
 from baton.services.router.openai.images.parts import ImageParts
 from baton.services.router.openai.reasoning.reader import read_effort
@@ -49,7 +49,7 @@ def read_messages(fields: Fields, images: ImageParts) -> list[Message]:
 
 @dataclass(frozen=True, slots=True)
 class ChatParams:
-    """Messages, and how to render them. `unread`: their fields, and variables, that the template does not read."""
+    """Messages, and how to render them. `unread`: their names, and variables, that the template does not read."""
 
     messages: list[Message]
     options: RenderOptions
@@ -91,6 +91,7 @@ def read_chat(
         documents=_read_documents(fields, text),
     )
     unread = unknown_of_messages(messages, text.mentions)
+    unread += unknown_of_contents(fields.values.get("messages"), text.mentions)
     for name in variables:
         if not text.reads(name):
             unread.append(names.get(name, f"chat_template_kwargs.{name}"))

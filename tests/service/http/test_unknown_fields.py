@@ -61,6 +61,62 @@ async def test_a_field_of_messages_that_the_template_reads_is_known():
         assert reply.headers["x-baton-unknown-fields"] == "messages.moods"
 
 
+PARTS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "empty": None}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "refusal", "refusal": "no", "why": "x"}, {"type": "text", "text": "b", "annotations": []}],
+        "tool_calls": [
+            {
+                "id": "call-1",
+                "type": "function",
+                "index": 0,
+                "function": {"name": "add", "arguments": {"a": {"b": 1}}, "parsed": {"a": 1}},
+                "extra_content": {"x": 1},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "3", "tool_reference": "x"}]},
+]
+NAMES_OF_PARTS = (
+    "messages.content.cache_control, messages.content.tool_reference, messages.content.why, "
+    "messages.tool_calls.extra_content, messages.tool_calls.function.parsed"
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"])
+async def test_unknown_names_inside_parts_and_tool_calls_are_named(path: str):
+    async with router(says("x")) as world:
+        reply = await world.http.post(path, json={"model": MODEL, "messages": PARTS})
+        assert (reply.status_code, reply.headers["x-baton-unknown-fields"]) == (200, NAMES_OF_PARTS)
+    async with router(says("x"), strict_fields=True) as world:
+        refused = await world.http.post(path, json={"model": MODEL, "messages": PARTS})
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "messages.content.cache_control")
+
+
+async def test_a_field_of_tool_calls_that_the_template_reads_is_known():
+    source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.extra_content }}{% endfor %}"
+    text = marked(f"{source}{{% endfor %}}", [])
+    async with router(says("x", text), text) as world:
+        reply = await world.chat(messages=PARTS)
+        assert "extra_content" not in reply.headers["x-baton-unknown-fields"]
+        assert "messages.content.why" in reply.headers["x-baton-unknown-fields"]  # a template gets the text alone
+
+
+TAG: dict[str, Any] = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}] * 2, "triggers": ["<a>"]}
+LOOSE_TAG = {**TAG, "structures": [{**each, "style": "x", "off": None} for each in TAG["structures"]]}
+
+
+async def test_unknown_names_inside_structures_are_named():
+    async with router(says("x")) as world:
+        reply = await world.chat(response_format={"type": "structural_tag", **LOOSE_TAG})
+        assert reply.headers["x-baton-unknown-fields"] == "response_format.structures.style"
+        for tag, name in ((LOOSE_TAG, "structures.style"), ({**TAG, "stop_after_first": True}, "stop_after_first")):
+            refused = await world.chat(structured_outputs={"structural_tag": tag})
+            assert (refused.status_code, f"{name} is not supported" in error_of(refused)["message"]) == (400, True)
+        assert (await world.chat(structured_outputs={"structural_tag": TAG})).status_code == 200
+
+
 async def test_unknown_fields_are_counted_and_logged():
     async with router(says("hello")) as world:
         before = REGISTRY.get_sample_value("baton_unknown_fields_total") or 0.0

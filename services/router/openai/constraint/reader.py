@@ -16,7 +16,8 @@ from baton.domain.errors import ConstraintFailed
 from baton.grammar import sources
 from baton.grammar.tool_calls import structural_tag_grammar
 from baton.services.router.openai.bounds import FLAG, TEXT
-from baton.services.router.openai.fields import Fields
+from baton.services.router.openai.field_table.nested import OBJECTS
+from baton.services.router.openai.fields import Fields, short_repr
 from baton.services.router.text.text_model import TextModel
 
 RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
@@ -27,6 +28,7 @@ SCHEMA_TYPES = {"json_schema": "json_schema", "schema": "json_object"}
 """Where `response_format` has a schema: key -> the only type with it."""
 
 MAX_STRUCTURES = 128
+TAG_NAMES = frozenset({"type", "structures", "triggers"})
 OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 MAX_SOURCE_CHARS = 256 * 1024
 """Of one text, before it is read; the compiler bounds the grammar."""
@@ -141,7 +143,9 @@ def _grammar(kind: str, value: object, schema: object, options: Mapping[str, Any
             raise ConstraintFailed("a choice is a list of texts")
         return sources.choice_grammar(value)
     if kind == "structural_tag":
-        return _structural_tag(_json_of(value), text)
+        tag = _json_of(value)
+        _refuse_unknown(tag)
+        return _structural_tag(tag, text)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_SOURCE_CHARS:
         raise ConstraintFailed(f"a {kind} is a text of 1 to {MAX_SOURCE_CHARS} characters")
     return sources.regex_grammar(value) if kind == "regex" else sources.grammar_text(value)
@@ -159,6 +163,19 @@ def _structural_tag(tag: object, text: TextModel) -> str:
         raise ConstraintFailed("structures is a list of objects")
     texts = [str(each.get(key, "")) for each in structures for key in ("begin", "end")]
     return structural_tag_grammar(structures, triggers, text.added_tokens_in("\n".join(texts)))
+
+
+def _refuse_unknown(tag: object) -> None:
+    """Raises `ConstraintFailed` for names inside of a structural tag that have no meaning; null is no value."""
+    given = tag if isinstance(tag, dict) else {}
+    structures = given.get("structures")
+    objects = [(given, TAG_NAMES, "")]
+    for each in structures if isinstance(structures, list) else ():
+        objects.append((each if isinstance(each, dict) else {}, OBJECTS["response_format.structures"], "structures."))
+    for values, known, path in objects:
+        for name in values.keys() - known:
+            if values[name] is not None:
+                raise ConstraintFailed(f"{path}{short_repr(name)[1:-1]} is not supported")
 
 
 def _json_of(value: object) -> object:

@@ -73,6 +73,13 @@ def llava(tmp_path) -> Router:
     return Router(tmp_path)
 
 
+async def test_unknown_names_of_an_image_are_named(tmp_path: Path):
+    router = Router(tmp_path)
+    part = {**image(detail="low", fps=2), "cache_control": {"type": "ephemeral"}, "uuid": None}
+    parsed = await router.chat(part, text("what?"))
+    assert parsed.request.unknown_fields == ("messages.content.cache_control", "messages.content.image_url.fps")
+
+
 async def test_spans_lie_where_the_template_puts_images(llava):
     parsed = await llava.chat(text("see"), image(RED), text("and"), image(BLUE), text("which?"), n=2)
     [prompt] = parsed.request.prompts
