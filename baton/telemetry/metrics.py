@@ -326,7 +326,7 @@ STEP_TIME_ERROR = Gauge(
 )
 BATCH_ROWS = Gauge("baton_batch_rows", "Rows of the last step.", ["role"], registry=REGISTRY)
 WAITING_REQUESTS = Gauge(
-    "baton_waiting_requests", "Requests at this worker that are in no batch yet.", ["role"], registry=REGISTRY
+    "baton_waiting_requests", "Requests (encode: images) here that are in no batch yet.", ["role"], registry=REGISTRY
 )
 MASK_SECONDS = Histogram(
     "baton_mask_seconds",
@@ -351,19 +351,17 @@ SEND_BACKS_TOTAL = Counter(
     registry=REGISTRY,
 )
 
-# --- images (router, prefill) ---
+# --- images (router, prefill, encode) ---
 MEDIA_UPLOADS_TOTAL = Counter(
     "baton_media_uploads", "Images that this router sent to prefill workers.", ["outcome"], registry=REGISTRY
 )
 MEDIA_UPLOAD_BYTES_TOTAL = Counter("baton_media_upload_bytes", "Bytes of files in these uploads.", registry=REGISTRY)
 MEDIA_REFUSED_TOTAL = Counter(
-    "baton_media_refused",
-    "Image parts refused here: url, file, bytes, number, role, detail.",
-    ["reason"],
-    registry=REGISTRY,
+    "baton_media_refused", "Image parts refused: url, file, bytes, number, role, detail.", ["reason"], registry=REGISTRY
 )
 ENCODE_SECONDS = Histogram("baton_encode_seconds", "Image encoding steps.", buckets=_STEP_BUCKETS_S, registry=REGISTRY)
 MEDIA_TOTAL = Counter("baton_media", "Images that came or were encoded, by outcome.", ["outcome"], registry=REGISTRY)
+MEDIA_HELD = Gauge("baton_media_held", "Images that are held, as tensors or as embeddings.", registry=REGISTRY)
 MEDIA_HELD_BYTES = Gauge("baton_media_held_bytes", "Tensors and embeddings of images that are held.", registry=REGISTRY)
 MEDIA_EVICTED_TOTAL = Counter("baton_media_evicted", "Held images that made room for others.", registry=REGISTRY)
 

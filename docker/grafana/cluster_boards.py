@@ -3,7 +3,7 @@
 An expression has a value whenever the cluster serves: `zero` where a series begins with its first event.
 """
 
-from panels import FAILURES, STAGES, TTFT, Board, Panel, Row, quantile, quantiles, rate, stat, zero
+from panels import FAILURES, STAGES, TTFT, Board, Panel, Row, of, quantile, quantiles, rate, stat, zero
 
 OVERVIEW = Board(
     "baton",
@@ -163,6 +163,52 @@ SPLIT = Board(
                 ("baton_link_state", "{{source}}->{{destination}}"),
                 ("baton_link_transport_info == 1", "{{source}}->{{destination}} by {{transport}}"),
             ),
+        ),
+        Row("Images"),
+        Panel(
+            "Images per second",
+            "At workers, by outcome: sent here (held), encoded, pulled from an encode worker, exported to prefill.",
+            "ops",
+            ((zero(rate('baton_media_total{job!="router"}', "job, outcome")), "{{job}} {{outcome}}"),),
+        ),
+        Panel(
+            "Tries of encode workers",
+            "By routers: an image that failed goes to a second encode worker, then to prefill's own tower.",
+            "ops",
+            (
+                (
+                    zero(rate(of("baton_media_total", "outcome", "encoder_used|encoder_failed"), "outcome")),
+                    "{{outcome}}",
+                ),
+                (zero(rate("baton_media_uploads_total", "outcome")), "uploads to prefill: {{outcome}}"),
+            ),
+        ),
+        Panel(
+            "Time of an encoding step",
+            "One step of the vision tower, on encode workers and in prefill.",
+            "s",
+            tuple((zero(query), legend) for query, legend in quantiles("baton_encode_seconds", "job", 0.5, 0.99)),
+        ),
+        Panel(
+            "Images that wait for an encode worker",
+            "In its queue. Routers avoid one whose queue is much longer than another's.",
+            "short",
+            ((zero('sum by (instance) (baton_waiting_requests{role="encode"})'), "{{instance}}"),),
+        ),
+        Panel(
+            "Images held",
+            "As tensors or embeddings; evicted ones made room for others.",
+            "short",
+            (
+                (zero("sum by (job) (baton_media_held)"), "{{job}}"),
+                (zero(rate("baton_media_evicted_total", "job")), "{{job}} evicted a second"),
+            ),
+        ),
+        Panel(
+            "Bytes of images held",
+            "Of each worker; the bound is --media-cache-mib.",
+            "bytes",
+            ((zero("sum by (job, instance) (baton_media_held_bytes)"), "{{job}} {{instance}}"),),
         ),
         Row("Engines"),
         Panel(

@@ -138,7 +138,7 @@ RELIABILITY = Board(
             "Starts in an hour",
             "Of each process.",
             "short",
-            (('changes(process_start_time_seconds{job=~"router|prefill|decode"}[1h])', "{{job}} {{instance}}"),),
+            (('changes(process_start_time_seconds{job=~"router|prefill|decode|encode"}[1h])', "{{job}} {{instance}}"),),
         ),
         Row("Pages"),
         Panel(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from baton.domain.worker import Activity, WorkerLoad
+from baton.domain.worker import Activity, WorkerLoad, WorkerRole
 from baton.engine.mailbox import Mailbox
 from baton.engine.media.encoder import MediaEncoder
 from baton.engine.media.exported_embedding import ExportedEmbedding
@@ -33,6 +33,8 @@ class EncodeLoop:
         self._scheduler = scheduler
         self._encoder = encoder
         self._on_idle = on_idle
+        self._waiting = metrics.WAITING_REQUESTS.labels(WorkerRole.ENCODE.value)
+        self._step_s = metrics.STEP_SECONDS.labels(WorkerRole.ENCODE.value)
         self._replies: dict[int, Reply[HeldMedia[Any, ExportedEmbedding]]] = {}
         self._step_began_at: float | None = None
         self._load = WorkerLoad()
@@ -77,7 +79,6 @@ class EncodeLoop:
                 num_evicted = scheduler.store.num_evicted
                 held.send(scheduler.hold(key, item, now))
                 metrics.MEDIA_EVICTED_TOTAL.inc(scheduler.store.num_evicted - num_evicted)
-                metrics.MEDIA_HELD_BYTES.set(scheduler.store.num_bytes)
             case RoomQuery(num_bytes, has_room):
                 has_room.send(scheduler.store.has_room(num_bytes, now))
             case OpenPull(lease, key, deadline_s, reply):
@@ -95,7 +96,8 @@ class EncodeLoop:
         began_at = self._step_began_at = monotonic_s()
         failed = [key for key, _ in self._encoder.encode(batch)]
         self._step_began_at = None
-        metrics.ENCODE_SECONDS.observe(monotonic_s() - began_at)
+        metrics.ENCODE_SECONDS.observe(seconds := monotonic_s() - began_at)
+        self._step_s.observe(seconds)
         self._num_rows += sum(item.num_rows for key, item in batch if key not in failed)
         self._perform(self._scheduler.commit([key for key, _ in batch], failed))
 
@@ -109,6 +111,9 @@ class EncodeLoop:
         scheduler = self._scheduler
         self._load = WorkerLoad(waiting_requests=scheduler.num_waiting, waiting_tokens=scheduler.num_waiting_rows)
         self.num_requests = scheduler.num_waiting + scheduler.num_leases
+        self._waiting.set(scheduler.num_waiting)
+        metrics.MEDIA_HELD.set(len(scheduler.store))
+        metrics.MEDIA_HELD_BYTES.set(scheduler.store.num_bytes)
 
     def _wait_s(self) -> float | None:
         if self._scheduler.num_waiting:

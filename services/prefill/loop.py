@@ -136,6 +136,7 @@ class PrefillLoop:
         store.keep(key, now)
         reply.send(is_held)
         metrics.MEDIA_EVICTED_TOTAL.inc(store.num_evicted - num_evicted)
+        metrics.MEDIA_HELD.set(len(store))
         metrics.MEDIA_HELD_BYTES.set(store.num_bytes)
 
     def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import runpy
 import shutil
 import subprocess
@@ -16,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from baton.services.cli.processes.ports import free_ports
+from scripts.bundled_pictures import PictureSpec, draw
 from tests.cluster import Cluster, eventually
 from tests.lateness import Late
+from tests.unit.test_bundled_vision_model import png_url
 
 pytestmark = pytest.mark.integration
 
@@ -79,29 +83,53 @@ def firing(url: str) -> list[str]:
 def test_every_panel_has_a_value_under_load(tmp_path: Path):
     expressions = list(CHECK["targets"]())
     drafting = {"drafter": "ngram"}
-    with Cluster(tmp_path, decode_flags=drafting) as cluster, prometheus(cluster, tmp_path) as url:
+    with (
+        Cluster(tmp_path, model="bundled-vision", flags={"page-size": 8}, decode_flags=drafting) as cluster,
+        contextlib.ExitStack() as stack,
+    ):
+        cluster.start("encode", "encode-0")
+        url = stack.enter_context(prometheus(cluster, tmp_path))
+        pictures = random.Random(1)
         missing = {target: "" for target in expressions}
 
         def accepted_drafts() -> float:
             """The panels of drafts must not show zeros only."""
             return cluster.metric("decode-0", "baton_draft_accepted_total")
 
+        def images() -> dict[str, float]:
+            """What the panels of images read: each must not show zeros only."""
+            return {
+                "used": cluster.metric("router-0", "baton_media_total", outcome="encoder_used"),
+                "exported": cluster.metric("encode-0", "baton_media_total", outcome="exported"),
+                "pulled": cluster.metric("prefill-0", "baton_media_total", outcome="pulled"),
+                "held": cluster.metric("encode-0", "baton_media_held"),
+                "bytes": cluster.metric("encode-0", "baton_media_held_bytes"),
+                "steps": cluster.metric("encode-0", "baton_step_seconds_count", role="encode"),
+            }
+
         def all_shown() -> bool:
             body = {"model": cluster.model_name, "prompt": "Once upon a time there was " * 4, "max_tokens": 24}
             body["logit_bias"] = {"100": 100}  # one token again and again, as an n-gram drafter likes it
             assert cluster.client.post("/v1/completions", json=body).status_code == 200
+            picture = draw(PictureSpec("red", "circle", "on the left"), pictures, smallest=64)
+            parts = [
+                {"type": "image_url", "image_url": {"url": png_url(picture)}},
+                {"type": "text", "text": "What is it?"},
+            ]
+            chat = {"model": cluster.model_name, "messages": [{"role": "user", "content": parts}], "max_tokens": 8}
+            assert cluster.client.post("/v1/chat/completions", json=chat).status_code == 200
             for target in list(missing):
                 found = CHECK["fault"](url, target, RATE_INTERVAL)
                 if found is None:
                     del missing[target]
                 else:
                     missing[target] = found
-            return not missing and accepted_drafts() > 0
+            return not missing and accepted_drafts() > 0 and min(images().values()) > 0
 
         try:
             eventually(all_shown, PATIENCE_S, "every panel shows something")
         except Late as late:
             shown = {f"{t.panel}: {t.expression}": why for t, why in missing.items()}
-            raise Late(f"{accepted_drafts():.0f} accepted drafts; missing: {shown}") from late
+            raise Late(f"{accepted_drafts():.0f} accepted drafts; {images()}; missing: {shown}") from late
         assert len(expressions) > 60
         assert firing(url) == []
