@@ -63,6 +63,8 @@ def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
         yield metrics.PLACEMENTS_TOTAL, (basis.value,)
     for phase in _PHASES:
         yield metrics.ABORTS_TOTAL, (phase,)
+    for outcome in ("encoder_used", "encoder_failed"):
+        yield metrics.MEDIA_TOTAL, (outcome,)
     for cause in ("orphan", "client"):
         yield metrics.TAKEOVERS_TOTAL, (cause,)
 
@@ -78,6 +80,8 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
     if role in ("prefill", "encode"):
         yield metrics.INTEGRITY_FAILURES_TOTAL, ("embedding",)
+        for outcome in ("held", "encoded", "encode_failed", "pulled" if role == "prefill" else "exported"):
+            yield metrics.MEDIA_TOTAL, (outcome,)
     if role == "prefill":
         yield metrics.CACHED_TOKENS_TOTAL, (role, "peer")
         for source in ("prefill", "decode"):

@@ -18,7 +18,11 @@ RECORDED = [rule for group in read_yaml(PROMETHEUS / "recording.yml")["groups"] 
 TESTS = ("alerts_test.yml", "budgets_test.yml")
 CASES = [case for name in TESTS for case in read_yaml(PROMETHEUS / name)["tests"]]
 CHECKS = [(case["name"], check) for case in CASES for check in case["alert_rule_test"]]
-SILENT = ("no alert after a clean drain or a scale-in of decode-1", "no alert in a rolling restart of decode-1")
+SILENT = (
+    "no alert after a clean drain or a scale-in of decode-1",
+    "no alert in a rolling restart of decode-1",
+    "no alert after a clean drain of encode-1",
+)
 BUDGETS = ("BatonErrorBudgetSlow", "BatonErrorBudgetTrickle", "BatonFirstTokenBudgetSlow")
 """Look back over hours; what a drain changes for minutes cannot reach them."""
 
@@ -93,6 +97,14 @@ def test_every_alert_is_silent_when_a_worker_goes_as_planned(case):
     silent = {check["alertname"] for name, check in CHECKS if name == case and not check.get("exp_alerts")}
     assert silent == {rule["alert"] for rule in ALERTS} - {*BUDGETS}
     assert {rule["alert"] for rule in ALERTS} >= {*BUDGETS}
+
+
+@pytest.mark.parametrize("name", ["BatonProcessDown", "BatonRestartLoop"])
+def test_alerts_on_processes_cover_every_job_that_is_scraped(name):
+    (alert,) = [rule for rule in ALERTS if rule["alert"] == name]
+    (jobs,) = re.findall(r'job=~"([^"]+)"', alert["expr"])
+    scraped = {each["job_name"] for each in read_yaml(PROMETHEUS / "prometheus.yml")["scrape_configs"]}
+    assert set(jobs.split("|")) == scraped
 
 
 def test_prometheus_loads_every_file_of_rules():
