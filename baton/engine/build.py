@@ -74,8 +74,8 @@ class Engine:
 
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
-    tokenizer. `verification`: bits of a row of several tokens; None where it was not checked.
-    `kernels`: what a worker registers, as in `WorkerRecord`. `has_head`: what drafts is a head. `media`: what the model
+    tokenizer. `verification`: bits of a row of several tokens; None where it was not checked. `kernels`: what a worker
+    registers, as in `WorkerRecord`. `num_head_layers`: of the head that drafts; 0: none does. `media`: what the model
     asks of media spans; None: only text is served. `vision`: what encodes images, in prefill workers.
     """
 
@@ -92,7 +92,7 @@ class Engine:
     masks: MaskFiller | None
     verification: VerificationBits | None
     kernels: str
-    has_head: bool = False
+    num_head_layers: int = 0
     media: MediaRules | None = None
     vision: EngineVision | None = None
 
@@ -150,7 +150,7 @@ def build_engine(
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
-        verification, model.kernel_name, model.head is not None, media, vision,
+        verification, model.kernel_name, len(model.head), media, vision,
     )  # fmt: skip
 
 
@@ -250,13 +250,13 @@ def _with_draft(settings: WorkerSettings, name: str, directory: Path, model: Loa
 
 def _with_head(model: LoadedModel, directory: Path) -> LoadedModel:
     with_head = model.with_head(directory)
-    assert with_head.head is not None
     log.info(
         "draft_head_loaded",
-        kind=with_head.head.name,
-        parameters=with_head.head.num_parameters,
+        kind=with_head.head[0].name,
+        layers=len(with_head.head),
+        parameters=sum(layer.num_parameters for layer in with_head.head),
         page_bytes=with_head.geometry.page_bytes - model.geometry.page_bytes,
-        tail_elements=with_head.head.hidden_size,
+        tail_elements=with_head.geometry.group.tail_elements,
     )
     return with_head
 

@@ -188,8 +188,8 @@ class WorkerSettings(WorkerProcessSettings):
     """Settings of workers with a page pool: prefill and decode."""
 
     draft_model: str | None = None
-    """A smaller model with the same tokens, an EAGLE-1 or EAGLE-3 head of the model, or the model itself, if it has an
-    MTP layer, named as `model` is. Its KV lies in the pages beside the model's. Decode drafts with it, if `--drafter`
+    """A smaller model with the same tokens, an EAGLE-1 or EAGLE-3 head of the model, or the model itself, if it has
+    MTP layers, named as `model` is. Its KV lies in the pages beside the model's. Decode drafts with it, if `--drafter`
     is draft-model, eagle or mtp; the same on all workers. `bundled-head`: the head of the bundled model.
     Default: none."""
 

@@ -16,6 +16,7 @@ from baton.engine.drafts.guard import GuardedDrafter
 from baton.engine.drafts.meter import DraftMeter
 from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy
 from baton.engine.drafts.registry import find_drafter
+from baton.engine.drafts.runner_drafter import max_chain
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.prompt_tags import PromptTags
@@ -306,7 +307,7 @@ class _Worker:
 
     def _make_drafts(self, step_time: StepTimeModel) -> DraftPolicy | None:
         settings, engine = self._settings, self._engine
-        entry = find_drafter(settings.drafter, settings.draft_model is not None, engine.has_head)
+        entry = find_drafter(settings.drafter, settings.draft_model is not None, engine.num_head_layers > 0)
         if entry is None:
             return None
         log.info("speculation", drafter=settings.drafter)
@@ -317,7 +318,8 @@ class _Worker:
             allows_placeholders=entry.traits.needs_pages,
         )
         pool, page_size = engine.cache.pool, engine.geometry.page_size
-        return DraftPolicy(drafter, MAX_DRAFT_TOKENS, page_size, pool, DraftBudget(step_time), engine.masks)
+        max_drafts = max_chain(engine.num_head_layers) if entry.traits.needs_pages else MAX_DRAFT_TOKENS
+        return DraftPolicy(drafter, max_drafts, page_size, pool, DraftBudget(step_time), engine.masks)
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)

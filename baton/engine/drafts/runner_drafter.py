@@ -14,6 +14,11 @@ MAX_RUNNER_DRAFTS = 7
 """Most drafts of a row and step. They are made one after another, and fewer and fewer of them are accepted."""
 
 
+def max_chain(num_head_layers: int) -> int:
+    """Most drafts of a row and step for a head of so many layers, 0 for none: of several, each makes one."""
+    return MAX_RUNNER_DRAFTS if num_head_layers < 2 else min(MAX_RUNNER_DRAFTS, num_head_layers)
+
+
 class RunnerDrafter:
     """A `Drafter` without tokens of its own."""
 

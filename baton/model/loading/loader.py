@@ -34,6 +34,7 @@ from baton.model.drafts.eagle import EagleDrafts
 from baton.model.drafts.eagle_weights import EagleWeights, load_eagle_weights
 from baton.model.drafts.head_files import is_eagle_head
 from baton.model.drafts.head_reader import HeadTarget
+from baton.model.drafts.mtp_depths import DepthDrafts
 from baton.model.drafts.mtp_weights import load_mtp_weights
 from baton.model.errors import UnsupportedModel
 from baton.model.huge_pages import move_parameters
@@ -77,7 +78,10 @@ class DecoderChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that passed the self-check. `geometry`: of its pages; `draft`, `head`: what has their draft layers."""
+    """A model that passed the self-check. `geometry`: of its pages; `draft`, `head`: what has their draft layers.
+
+    `head`: its layers; () for none.
+    """
 
     config: ModelConfig
     geometry: KVGeometry
@@ -88,7 +92,7 @@ class LoadedModel:
     kernels: Kernels | None
     tower: VisionTower | None = None
     draft: LoadedModel | None = None
-    head: EagleWeights | None = None
+    head: tuple[EagleWeights, ...] = ()
 
     def with_draft(self, draft: LoadedModel) -> LoadedModel:
         """This model with `draft` in the draft layers of its pages. Raises `UnsupportedModel` if they do not fit."""
@@ -101,14 +105,16 @@ class LoadedModel:
         return replace(self, geometry=geometry, draft=draft)
 
     def with_head(self, directory: Path) -> LoadedModel:
-        """This model with the head in `directory` in its pages: an EAGLE head, or a checkpoint's MTP layer.
+        """This model with the head in `directory` in its pages: an EAGLE head, or a checkpoint's MTP layers.
 
         Raises what `load_eagle_weights` and `load_mtp_weights` raise.
         """
         packer = choose_packer(self.report.weights.layout, self.kernels, self.config.torch_dtype, self.device)
         target = HeadTarget.of(self.impl, len(self.layers), self.config.vocab_size, packer)
-        head = (load_eagle_weights if is_eagle_head(directory) else load_mtp_weights)(directory, target)
-        geometry = self.geometry.with_draft_layers((head.cache_layer,), head.hidden_size)
+        is_eagle = is_eagle_head(directory)
+        head = (load_eagle_weights(directory, target),) if is_eagle else load_mtp_weights(directory, target)
+        tail_elements = sum(layer.hidden_size for layer in head)
+        geometry = self.geometry.with_draft_layers(tuple(layer.cache_layer for layer in head), tail_elements)
         return replace(self, geometry=geometry, head=head)
 
     @property
@@ -134,10 +140,12 @@ class LoadedModel:
 
     def drafting(self, storage: PageStorage) -> PageDrafts | None:
         """The draft model or head over the draft layers of `storage`; None if there is none."""
-        if self.head is not None:
+        if self.head:
             num_slots = storage.num_pages * storage.geometry.page_size
-            sizes = min(num_slots, self.config.max_model_len), self.config.vocab_size
-            return EagleDrafts(self.head, storage, self.sampler(), self.kernels, *sizes)
+            parts = storage, self.sampler(), self.kernels, min(num_slots, self.config.max_model_len)
+            if len(self.head) == 1:
+                return EagleDrafts(self.head[0], *parts, self.config.vocab_size)
+            return DepthDrafts(self.head, *parts, self.config.vocab_size)
         if self.draft is None:
             return None
         view = storage.draft_view()

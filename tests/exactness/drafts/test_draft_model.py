@@ -17,8 +17,8 @@ import transformers
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, OutputToken, SamplingParams, StopParams
 from baton.engine.chunking import ChunkBudget
-from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy, DraftTotals
-from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS, RunnerDrafter
+from baton.engine.drafts.policy import DraftPolicy, DraftTotals
+from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS, RunnerDrafter, max_chain
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
 from baton.kv.page_table import PageTable
@@ -83,7 +83,7 @@ class SplitEngine:
         self.scheduler = self.pair.decode._scheduler
         if drafts:
             pool = self.scheduler._imports._cache.pool
-            self.scheduler._drafts = policy = DraftPolicy(RunnerDrafter(), MAX_DRAFT_TOKENS, PAGE_SIZE, pool)
+            self.scheduler._drafts = policy = DraftPolicy(RunnerDrafter(), max_chain(len(model.head)), PAGE_SIZE, pool)
             self.totals = policy.totals
 
     def generate(self, num_tokens: int = NUM_TOKENS) -> Outputs:
@@ -105,7 +105,7 @@ class JointEngine:
 
     def __init__(self, model: LoadedModel, num_pages: int = 96) -> None:
         self.cache = PrefixCache(PagePool(num_pages))
-        self.policy = DraftPolicy(RunnerDrafter(), MAX_DRAFT_TOKENS, PAGE_SIZE, self.cache.pool)
+        self.policy = DraftPolicy(RunnerDrafter(), max_chain(len(model.head)), PAGE_SIZE, self.cache.pool)
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 8, num_pages, 9.0))
         chunks = ChunkBudget(2 * PAGE_SIZE, PAGE_SIZE)
         self.scheduler = DecodeScheduler(imports, SwapSpace(0), PAGE_SIZE, chunks, RowRules(drafts=self.policy))

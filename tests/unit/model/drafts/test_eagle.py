@@ -22,7 +22,7 @@ from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from tests.tiny_models import VOCAB_SIZE, save_random_model
-from tests.unit.model.drafts.tiny_heads import HIDDEN, KINDS, HeadReference, random_head, save_head
+from tests.unit.model.drafts.tiny_heads import HIDDEN, KINDS, NUM_DEPTHS, HeadReference, random_head, save_head
 
 PAGE_SIZE, COUNT = 4, 3
 GENERATOR = torch.Generator().manual_seed(1)
@@ -185,19 +185,24 @@ def test_a_prefix_hit_goes_on_from_any_page_of_a_chunk(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_hold_one_more_layer_and_a_feature(
+def test_pages_hold_the_layers_of_a_head_and_features(
     models: dict[DecoderChoice, LoadedModel], tmp_path: Path, kind: str
 ) -> None:
     plain = models[DecoderChoice.AUTO]
     model = plain.with_head(save_head(random_head(kind), tmp_path))
-    assert model.geometry.num_bytes_per_token == plain.geometry.num_bytes_per_token + 2 * 2 * 16 * 4
-    assert model.geometry.group.tail_elements == HIDDEN
+    num_layers = NUM_DEPTHS if kind == KINDS[3] else 1
+    per_token = num_layers * 2 * 2 * 16 * 4
+    assert model.geometry.num_bytes_per_token == plain.geometry.num_bytes_per_token + per_token
+    assert model.geometry.group.tail_elements == num_layers * HIDDEN
     assert model.geometry.layer_offsets() == plain.geometry.layer_offsets()
     assert len(model.geometry.part_ends) == len(plain.geometry.part_ends) + 1, "digests cover it as a part"
 
 
-def test_a_head_is_not_run_without_its_target(models: dict[DecoderChoice, LoadedModel], tmp_path: Path) -> None:
-    model = models[DecoderChoice.AUTO].with_head(save_head(random_head("eagle3"), tmp_path))
+@pytest.mark.parametrize("kind", ["eagle3", KINDS[3]])
+def test_a_head_is_not_run_without_its_target(
+    models: dict[DecoderChoice, LoadedModel], tmp_path: Path, kind: str
+) -> None:
+    model = models[DecoderChoice.AUTO].with_head(save_head(random_head(kind), tmp_path))
     drafts = model.drafting(PageStorage.allocate(model.geometry, 2))
     assert drafts is not None
     with pytest.raises(ValueError, match="no step"):

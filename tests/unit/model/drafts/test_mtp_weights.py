@@ -33,15 +33,15 @@ def test_a_layer_is_found_among_the_tensors_of_its_checkpoint(tmp_path: Path) ->
     assert not is_eagle_head(directory)
     model = load_model(directory, page_size=4)
     with_layer = model.with_head(directory)
-    assert with_layer.head is not None
-    assert (with_layer.head.kind, with_layer.head.capture) == (HeadKind.MTP, CaptureSpec(final=True))
+    (head,) = with_layer.head
+    assert (head.kind, head.capture) == (HeadKind.MTP, CaptureSpec(final=True))
     assert len(with_layer.geometry.group.draft_layers) == 1
     assert with_layer.geometry.group.tail_elements == HIDDEN
 
 
 Change = Callable[[dict[str, torch.Tensor]], object]
 WRONG: dict[str, tuple[Change, type[Exception]]] = {
-    "lacks 'model.mtp_layers.0.self_attn.o_proj.weight'": (
+    "lack 'model.mtp_layers.0.self_attn.o_proj.weight'": (
         lambda t: t.pop(f"{LAYER}.self_attn.o_proj.weight"), UnreadableModel,
     ),
     "mlp.experts.0.up_proj.weight, which is not computed": (
@@ -50,8 +50,9 @@ WRONG: dict[str, tuple[Change, type[Exception]]] = {
     "q_proj.weight_scale_inv, which is not computed": (
         lambda t: t.update({f"{LAYER}.self_attn.q_proj.weight_scale_inv": torch.ones(2)}), UnsupportedModel,
     ),
-    "there are 3 MTP layers": (
-        lambda t: t.update({f"model.mtp_layers.{number}.x": torch.ones(2) for number in (1, 2)}), UnsupportedModel,
+    "lack layer 1": (lambda t: t.update({"model.mtp_layers.2.x": torch.ones(2)}), UnreadableModel),
+    r"lack 'model.mtp_layers.1.\w+.weight'": (
+        lambda t: t.update({"model.mtp_layers.1.input_proj.weight": torch.ones(HIDDEN, 2 * HIDDEN)}), UnreadableModel,
     ),
     r"input_proj.weight is \(64, 64\)": (
         lambda t: t.update({f"{LAYER}.input_proj.weight": torch.zeros(HIDDEN, HIDDEN)}), UnsupportedModel,

@@ -19,7 +19,8 @@ from tests.tiny_models import VOCAB_SIZE
 
 HIDDEN, HEADS, KV_HEADS, INNER = 64, 4, 2, 96
 HEAD_DIM = HIDDEN // HEADS
-KINDS = ("eagle", "eagle3", "mtp")
+KINDS = ("eagle", "eagle3", "mtp", "mtp of 3 layers")
+NUM_DEPTHS = 3
 LAYERS = {"eagle": "layers.0", "eagle3": "midlayer", "mtp": "model.mtp_layers.0"}
 LAYER_IDS = [0, 1]
 """Layers of a target with three whose output EAGLE-3 reads."""
@@ -41,6 +42,9 @@ CONFIG: dict[str, Any] = {
 
 def random_head(kind: str, *, seed: int = 7, num_drafted_ids: int | None = None) -> dict[str, torch.Tensor]:
     """Tensors of a head under their published names. `num_drafted_ids`: EAGLE-3 knows so many tokens; None: all."""
+    if kind == KINDS[3]:
+        layers = [(depth, random_head("mtp", seed=seed + depth)) for depth in range(NUM_DEPTHS)]
+        return {_at_depth(name, depth): tensor for depth, layer in layers for name, tensor in layer.items()}
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(num_out: int, num_in: int) -> torch.Tensor:
@@ -112,6 +116,15 @@ class HeadReference:
             return hidden[-1][0]
         return torch.cat([hidden[index + 1][0] for index in LAYER_IDS], dim=-1) @ self.tensors["fc.weight"].T
 
+    @property
+    def has_depths(self) -> bool:
+        return self.kind == KINDS[3]
+
+    def at_depth(self, depth: int) -> HeadReference:
+        """One layer of several, as a head."""
+        own = {name: _at_depth(name, depth) for name in random_head("mtp")}
+        return HeadReference("mtp", {name: self.tensors[at] for name, at in own.items()}, self.target)
+
     def run(self, tokens: list[int], features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the target's tokens, and next features, after each of `tokens`; features are of those before."""
         get, embeds = self.tensors.__getitem__, self.target.get_input_embeddings()(torch.tensor(tokens))
@@ -150,7 +163,11 @@ class HeadReference:
     def greedy_drafts(self, tokens: list[int], count: int) -> tuple[int, ...]:
         """The drafts behind `tokens`, each from everything before it, without a cache."""
         features, read, drafts = self.features(tokens[:-1]), tokens[1:], []
-        for _ in range(count):
+        for depth in range(count) if self.has_depths else ():
+            logits, features = self.at_depth(depth).run(read, features)
+            drafts.append(int(logits[-1].argmax()))
+            read = [*read[1:], drafts[-1]]
+        for _ in range(0 if self.has_depths else count):
             logits, outputs = self.run(read, features)
             drafts.append(int(logits[-1].argmax()))
             read, features = [*read, drafts[-1]], torch.cat([features, outputs[-1:]])
@@ -161,15 +178,23 @@ class HeadReference:
         trained = [tensor.requires_grad_() for tensor in self.tensors.values() if tensor.is_floating_point()]
         optimizer = torch.optim.Adam(trained, lr=5e-3)
         for step in range(num_steps):
-            text = texts[step % len(texts)]
-            logits, _ = self.run(text[1:-1], self.features(text[:-2]))
-            known = torch.isfinite(logits[torch.arange(len(text) - 2), torch.tensor(text[2:])])
-            loss = torch.nn.functional.cross_entropy(logits[known], torch.tensor(text[2:])[known])
+            loss = self._loss(texts[step % len(texts)])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         for tensor in trained:
             tensor.requires_grad_(False)
+
+    def _loss(self, text: list[int]) -> torch.Tensor:
+        """Cross entropy of the token behind each that a layer reads; the sum over the layers of several."""
+        if not self.has_depths:
+            return _cross_entropy(self.run(text[1:-1], self.features(text[:-2]))[0], text[2:])
+        features, total = self.features(text[: -1 - NUM_DEPTHS]), torch.zeros(())
+        for depth in range(NUM_DEPTHS):
+            read = text[1 + depth : depth - NUM_DEPTHS]
+            logits, features = self.at_depth(depth).run(read, features)
+            total = total + _cross_entropy(logits, text[2 + depth :][: len(read)])
+        return total
 
     def _attention(self, name: str, joined: torch.Tensor) -> torch.Tensor:
         heads = {
@@ -185,6 +210,17 @@ class HeadReference:
 
     def _projected(self, name: str, joined: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(joined, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+
+def _at_depth(name: str, depth: int) -> str:
+    return name.replace(LAYERS["mtp"], f"model.mtp_layers.{depth}")
+
+
+def _cross_entropy(logits: torch.Tensor, following: list[int]) -> torch.Tensor:
+    """Over the tokens that the head knows."""
+    wanted = torch.tensor(following)
+    known = torch.isfinite(logits[torch.arange(len(wanted)), wanted])
+    return torch.nn.functional.cross_entropy(logits[known], wanted[known])
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
