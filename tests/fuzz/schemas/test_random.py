@@ -1,7 +1,7 @@
 """Random JSON schemas: each is refused before a row is sampled, or every text that a walk completes validates.
 
-The keywords are those of the JSON Schema Test Suite, also the ones that no grammar can express. The suite itself is run
-by hand (`schema_suite.py`).
+The keywords are those of the JSON Schema Test Suite, also the ones that no grammar can express. `test_suite.py` plays
+the suite itself.
 """
 
 from __future__ import annotations
