@@ -1,6 +1,6 @@
 """Scriptable prefill and decode workers: real gRPC servers in this process that compute nothing.
 
-A token is a function of its index, so all attempts on all workers agree. A script is a list of `ScriptedAction`. Every
+All attempts on all workers agree on tokens (`speech`). A script is a list of `ScriptedAction`. Every
 call, abort and phase is recorded and can be waited for.
 """
 
@@ -15,7 +15,7 @@ import grpc
 
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
-from baton.domain.request import EngineRequest, FinishReason, OutputToken
+from baton.domain.request import EngineRequest, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import (
     CAPABILITIES,
@@ -56,17 +56,14 @@ from tests.mocks.script import Phase as Phase
 from tests.mocks.script import ScriptedAction as ScriptedAction
 from tests.mocks.script import Skip as Skip
 from tests.mocks.sessions import SessionContext, listen_for_sessions
+from tests.mocks.speech import Speech
+from tests.mocks.speech import token_at as token_at
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
 VOCAB_SIZE = 2000
 MODEL = "mock"
 TEXT_DIGEST = text_digest(MODEL_DIR)
-
-
-def token_at(index: int) -> int:
-    """The output token every worker produces at an absolute index."""
-    return 1000 + index
 
 
 def scores_of(request: EngineRequest) -> PromptScores | None:
@@ -95,8 +92,9 @@ class MockWorker:
     text_digest = TEXT_DIGEST
     capabilities: tuple[str, ...] = CAPABILITIES
     modalities: tuple[str, ...] = (TEXT,)
-    processor = ""
+    processor = grammars = ""
     sessions: SessionListener | None = None
+    speech = Speech()
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         self.id = WorkerId(id)
@@ -159,6 +157,7 @@ class MockWorker:
             capabilities=self.capabilities,
             modalities=self.modalities,
             processor=self.processor,
+            grammars=self.grammars,
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:
@@ -252,8 +251,8 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
     def _sealed(self, request: EngineRequest) -> prefill_pb2.Sealed:
         index = request.num_emitted
         sealed = prefill_pb2.Sealed(
-            first_token=encode_token(OutputToken(index, token_at(index))),
-            finish_reason=encode_finish(finish_at(request, index)),
+            first_token=encode_token(OutputToken(index, self.speech.token(request, index))),
+            finish_reason=encode_finish(self.speech.finish(request, index)),
             num_cached_tokens=self.num_cached_tokens,
         )
         set_check(sealed)
@@ -317,7 +316,8 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
             return
         local = message.prefill_incarnation == self.incarnation
         if not local:
-            first = encode_token(OutputToken(request.num_emitted, token_at(request.num_emitted)))
+            index = request.num_emitted
+            first = encode_token(OutputToken(index, self.speech.token(request, index)))
             times = common_pb2.ImportTimes(bytes=1, pages=1)
             yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=times, first_token=first))
         for scores in score_messages(request) if local else ():
@@ -329,18 +329,15 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
                 return
             if not isinstance(action, Skip):
                 yield self._tokens(request, index)
+            if self.speech.finish(request, index) is not None:
+                return
 
     def _tokens(self, request: EngineRequest, index: int) -> decode_pb2.GenerateEvent:
-        token = encode_token(OutputToken(index, token_at(index)))
-        finish = encode_finish(finish_at(request, index))
+        token = encode_token(OutputToken(index, self.speech.token(request, index)))
+        finish = encode_finish(self.speech.finish(request, index))
         message = decode_pb2.Tokens(tokens=[token], finish_reason=finish)
         set_check(message)
         return decode_pb2.GenerateEvent(tokens=message)
-
-
-def finish_at(request: EngineRequest, index: int) -> FinishReason | None:
-    """The finish reason that a worker sends with the token at `index`."""
-    return FinishReason.LENGTH if index + 1 >= request.stop.max_tokens else None
 
 
 def failure(action: Fail) -> common_pb2.Failure:
