@@ -9,8 +9,9 @@ gRPC, and a real Redis keeps the records. Only the project's own functions count
   often as the journal is flushed, so a flush does not count.
 - *Frame*: what is called for at least nine of ten frames of the session that tokens come in, but for fewer tokens. At
   one stream every token is a frame: `token_budget` bounds the calls of both together.
-- *Request*: every function called from the connection to the end of the response. What an idle router calls as well
-  (heartbeats, the worker registry) is reported apart.
+- *Request*: every function called from the connection to the end of the response, in both of two chats: a reset
+  connection of one does not count. What an idle router calls as well (heartbeats, the worker registry) is reported
+  apart.
 - *Value type*: a frozen dataclass, msgspec struct or protobuf message that is an argument or a result. A token's value
   types are those of its functions: the values of a flush, which several functions take, do not count either.
 """
@@ -187,7 +188,7 @@ async def router_in_process(redis_url: str, *, sessions: bool | None = None) -> 
 
 
 async def _profile(port: int, num_tokens: int) -> PathProfile:
-    hook, idle, request, token = ProfileHook(), Window(), Window(), Window()
+    hook, idle, requests, token = ProfileHook(), Window(), (Window(), Window()), Window()
     first, last, num_seen = NUM_STREAMS * SKIPPED_TOKENS, NUM_STREAMS * (num_tokens - SKIPPED_TOKENS), 0
 
     def watch_token(_: int) -> None:
@@ -199,24 +200,25 @@ async def _profile(port: int, num_tokens: int) -> PathProfile:
     try:
         hook.window = idle
         await asyncio.sleep(IDLE_WINDOW_S)
-        hook.window = request
-        await stream_chat(port, num_tokens)
-        await asyncio.sleep(SETTLE_S)
+        for hook.window in requests:
+            await stream_chat(port, num_tokens)
+            await asyncio.sleep(SETTLE_S)
         hook.window = None
         await asyncio.gather(*[stream_chat(port, num_tokens, watch_token) for _ in range(NUM_STREAMS)])
     finally:
         sys.setprofile(None)
-    return _summarize(idle, request, token, last - first)
+    return _summarize(idle, requests, token, last - first)
 
 
-def _summarize(idle: Window, request: Window, token: Window, num_tokens: int) -> PathProfile:
+def _summarize(idle: Window, requests: tuple[Window, Window], token: Window, num_tokens: int) -> PathProfile:
+    request = requests[0].calls.keys() & requests[1].calls.keys()
     enough = EVERY_TOKEN * num_tokens
     per_token = [code for code, count in token.calls.items() if count >= enough]
     num_frames = token.calls[MessageSession.receive.__code__]
     per_frame = [code for code, count in token.calls.items() if EVERY_TOKEN * num_frames <= count < enough]
     return PathProfile(
-        request_functions=_names([code for code in request.calls if code not in idle.calls]),
-        idle_functions=_names([code for code in request.calls if code in idle.calls]),
+        request_functions=_names([code for code in request if code not in idle.calls]),
+        idle_functions=_names([code for code in request if code in idle.calls]),
         token_calls=sum(token.calls.values()) / num_tokens,
         token_functions=_names(per_token),
         token_value_types=tuple(sorted(name for name, n in token.value_types(per_token).items() if n >= enough)),

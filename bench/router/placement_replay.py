@@ -36,7 +36,10 @@ from baton.services.cli.bench.workload.traces import MOONCAKE_BLOCK_TOKENS, Trac
 from baton.services.router.dispatch.cache_index.index import CacheIndex
 from baton.services.router.dispatch.cache_index.known_pages import KnownPages
 from baton.services.router.dispatch.in_flight import InFlight
-from baton.services.router.dispatch.placement import PlacementQuery, choose_pair, linked_pairs
+from baton.services.router.dispatch.placement.choice import choose_pair
+from baton.services.router.dispatch.placement.pair import linked_pairs
+from baton.services.router.dispatch.placement.policy import PlacementPolicy, PlacementRules
+from baton.services.router.dispatch.placement.query import PlacementQuery
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
 TOKEN_S = 0.0004
@@ -171,7 +174,6 @@ class PlacementReplay:
 
     def __post_init__(self) -> None:
         self.workers = [ReplayedWorker(number, self.num_pages) for number in range(self.num_workers)]
-        self.rng = random.Random(0)
         self.num_choices = 0
         self._now = 0.0
         self._index = CacheIndex()
@@ -200,12 +202,12 @@ class PlacementReplay:
             hits / pages, max(busy) * len(busy) / sum(busy), percentile(waits, 50), percentile(waits, 99)
         )
 
-    def place(self, prompt: ReplayedPrompt, now: float, *, by_cache: bool = True) -> ReplayedWorker:
-        """Chooses as the product does; without `by_cache` as if nothing were cached anywhere."""
-        keys = {BLOCK: prompt.keys} if by_cache else {}
-        query = PlacementQuery(prompt.num_tokens, prompt.num_tokens + 1, keys)
+    def place(self, prompt: ReplayedPrompt, now: float, policy: PlacementPolicy) -> ReplayedWorker:
+        """Chooses as a router does with this policy for prefill."""
+        query = PlacementQuery(prompt.num_tokens, prompt.num_tokens + 1, {BLOCK: prompt.keys})
         records = [self._in_flight.adjust(record, now) for record in self._records]
-        pair = choose_pair(linked_pairs([*records, self._decode]), query, self._pages, self.num_choices)
+        pairs, policies = linked_pairs([*records, self._decode]), PlacementRules(prefill=policy)
+        pair = choose_pair(pairs, query, self._pages, self.num_choices, policies)
         assert pair is not None
         num_cached = self._pages.num_hit_tokens(pair.prefill, query.keys)
         self._in_flight.add(AttemptId(RequestId(str(prompt.number)), 1), pair, prompt.num_tokens, now, num_cached)
@@ -232,24 +234,9 @@ class PlacementReplay:
                 self._records[place] = replace(self._records[place], load=load)
 
 
-def place_by_cost(replay: PlacementReplay, prompt: ReplayedPrompt, now: float) -> ReplayedWorker:
-    """As the product does."""
-    return replay.place(prompt, now)
-
-
-def place_by_load(replay: PlacementReplay, prompt: ReplayedPrompt, now: float) -> ReplayedWorker:
-    """By the product's cost, without caches."""
-    return replay.place(prompt, now, by_cache=False)
-
-
-def place_in_turn(replay: PlacementReplay, prompt: ReplayedPrompt, now: float) -> ReplayedWorker:
-    """Round robin."""
-    return replay.workers[replay.num_choices % len(replay.workers)]
-
-
-def place_by_two(replay: PlacementReplay, prompt: ReplayedPrompt, now: float) -> ReplayedWorker:
-    """The one of two random workers with fewer tokens to compute now."""
-    return min(replay.rng.sample(replay.workers, 2), key=lambda worker: worker.waiting_tokens(now))
+def by(policy: PlacementPolicy) -> Choose:
+    """As a router with this policy does."""
+    return lambda replay, prompt, now: replay.place(prompt, now, policy)
 
 
 def place_by_hits(replay: PlacementReplay, prompt: ReplayedPrompt, now: float) -> ReplayedWorker:
@@ -258,11 +245,11 @@ def place_by_hits(replay: PlacementReplay, prompt: ReplayedPrompt, now: float) -
 
 
 POLICIES: dict[str, tuple[Choose, bool]] = {
-    "round robin": (place_in_turn, True),
-    "two random, the less loaded": (place_by_two, True),
-    "least load": (place_by_load, True),
-    "the product, estimated caches": (place_by_cost, False),
-    "the product, cache events": (place_by_cost, True),
+    "round-robin": (by(PlacementPolicy.ROUND_ROBIN), True),
+    "two-choices": (by(PlacementPolicy.TWO_CHOICES), True),
+    "least-load": (by(PlacementPolicy.LEAST_LOAD), True),
+    "cache-aware, estimated caches": (by(PlacementPolicy.CACHE_AWARE), False),
+    "cache-aware, cache events": (by(PlacementPolicy.CACHE_AWARE), True),
     "most cached, whatever waits": (place_by_hits, True),
 }
 """Name -> choice, and whether the router gets cache events."""
@@ -297,7 +284,10 @@ def replay_all(prompts: Sequence[ReplayedPrompt], num_workers: int, num_pages: i
         name: PlacementReplay(num_workers, num_pages, exact).run(prompts, choose)
         for name, (choose, exact) in POLICIES.items()
     }
-    return {**results, ORACLE: PlacementReplay(1, num_workers * num_pages).run(prompts, place_in_turn)}
+    return {
+        **results,
+        ORACLE: PlacementReplay(1, num_workers * num_pages).run(prompts, by(PlacementPolicy.ROUND_ROBIN)),
+    }
 
 
 def _record(worker: ReplayedWorker) -> WorkerRecord:

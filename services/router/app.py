@@ -29,7 +29,7 @@ from baton.services.router.cluster_reader import ClusterReader
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.cache_index.reader import CacheEventReaders
 from baton.services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
-from baton.services.router.dispatch.placement import WorkerFilter
+from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.services.router.dispatch.service_sync import ServiceSync
 from baton.services.router.dispatch.sessions.decode_sessions import open_sessions

@@ -6,6 +6,7 @@ from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.admission.tenants import TenantTable
 from baton.services.router.admission.tenants_file import read_tenants
 from baton.services.router.dispatch.dispatcher import DispatchLimits
+from baton.services.router.dispatch.placement.policy import PlacementRules
 from baton.services.router.dispatch.reserve import ReserveLimits
 from baton.services.router.dispatch.workers import WorkerLimits
 from baton.services.router.frontend import ApiLimits
@@ -53,7 +54,9 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
 
 def worker_limits(settings: RouterSettings) -> WorkerLimits:
     """The settings of worker tracking."""
-    return WorkerLimits(settings.worker_ttl_s, settings.heartbeat_interval_s, settings.max_step_age_s)
+    policies = PlacementRules(settings.prefill_placement, settings.decode_placement)
+    ttl_s, interval_s = settings.worker_ttl_s, settings.heartbeat_interval_s
+    return WorkerLimits(ttl_s, interval_s, settings.max_step_age_s, policies=policies)
 
 
 def dispatch_limits(settings: RouterSettings) -> DispatchLimits:

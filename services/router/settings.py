@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from baton.services.router.dispatch.placement.policy import PlacementPolicy
 from baton.services.router.vision.remote.allowed_hosts import AllowedHosts
 from baton.settings.groups import MIB, Count, Port, Seconds, ServiceSettings
 from baton.settings.model_source import model_name
@@ -99,6 +100,13 @@ class RouterSettings(ServiceSettings):
     sessions: bool = True
     """Get decode's tokens in one session a decode worker, a message a step, so that a broken connection is a pause and
     not another attempt. Without it, and with workers that do not speak sessions, a request has a gRPC call."""
+
+    prefill_placement: PlacementPolicy = PlacementPolicy.CACHE_AWARE
+    """Choice of a request's prefill worker: cache-aware (the least work, by what it has cached and what waits there),
+    least-load (as if nothing were cached), two-choices (the less loaded of two random ones) or round-robin."""
+
+    decode_placement: PlacementPolicy = PlacementPolicy.CACHE_AWARE
+    """The same of the decode worker, among those linked to that prefill worker."""
 
     max_step_age_s: Seconds = 30.0
     """A worker whose engine stays in one step for longer counts as lost."""

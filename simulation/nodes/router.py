@@ -20,7 +20,7 @@ from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.admission.slot import SLOT_BYTES
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
-from baton.services.router.dispatch.placement import WorkerFilter
+from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.reserve import ReserveLimits
 from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet

@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 from baton.domain.ids import Incarnation, PageKey, WorkerId
 from baton.domain.timing.prompt_cost import MOVED_TOKENS_PER_COMPUTED
 from baton.domain.worker import WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
-from baton.services.router.dispatch.placement import (
-    AFFINITY_TOKENS,
-    FULL_DECODE_TOKENS,
-    Pair,
-    PlacementQuery,
-    PrefixIndex,
-    choose_pair,
-)
+from baton.services.router.dispatch.placement.choice import AFFINITY_TOKENS, FULL_DECODE_TOKENS, choose_pair
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.placement.prefix_index import PrefixIndex
+from baton.services.router.dispatch.placement.query import PlacementQuery
 
 PAGE, ROWS, POOL = 4, 8, 200
 KEYS = tuple(PageKey(bytes([n]) * 16) for n in range(100))

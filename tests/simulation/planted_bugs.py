@@ -27,7 +27,7 @@ from baton.services.encode.scheduler import EncodeEffect, EncodeScheduler, GiveE
 from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.services.router.dispatch.dispatcher import TokenDispatcher
-from baton.services.router.dispatch.placement import Avoided
+from baton.services.router.dispatch.placement.query import Avoided
 from baton.services.router.dispatch.reserve import PairReservation, Reserver
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.store.memory_call_store import MemoryCallStore

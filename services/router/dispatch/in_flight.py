@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, Incarnation
 from baton.domain.worker import WorkerLoad, WorkerRecord
-from baton.services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.placement.pair import Pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from baton.rpc.gen import decode_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.cache_index.affinity import KeyAffinity
-from baton.services.router.dispatch.placement import Avoided, Pair, PlacementQuery
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery
 from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
     classify_reported,

@@ -16,7 +16,8 @@ from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, 
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
 from baton.rpc.request_metadata import request_metadata
 from baton.services.router.admission.slot import Slot
-from baton.services.router.dispatch.placement import Avoided, Pair
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.placement.query import Avoided
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
 from baton.services.router.generation import SequenceSpec, TokenChunk

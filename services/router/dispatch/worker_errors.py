@@ -33,7 +33,8 @@ from baton.domain.errors import (
 )
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import error_from_rpc
-from baton.services.router.dispatch.placement import Avoided, Pair
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.placement.query import Avoided
 
 GRACE_S = 1.0
 """Calls to workers end this much after the request's deadline. So the attempt reports the deadline, and no worker

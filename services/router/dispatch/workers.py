@@ -31,16 +31,11 @@ from baton.services.router.dispatch.in_flight import InFlight
 from baton.services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
 from baton.services.router.dispatch.media.encoder_choice import has_tower, makes_embeddings
 from baton.services.router.dispatch.media.encoder_mismatch import MismatchLog, mismatch_note
-from baton.services.router.dispatch.placement import (
-    Pair,
-    PlacementQuery,
-    WorkerFilter,
-    capacity_tokens,
-    choose_pair,
-    kernels_note,
-    linked_pairs,
-    placeable,
-)
+from baton.services.router.dispatch.placement.choice import choose_pair
+from baton.services.router.dispatch.placement.pair import Pair, capacity_tokens, kernels_note, linked_pairs, placeable
+from baton.services.router.dispatch.placement.policy import BY_CACHE, PlacementRules
+from baton.services.router.dispatch.placement.query import PlacementQuery
+from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
@@ -63,6 +58,7 @@ class WorkerLimits:
     heartbeat_interval_s: float
     max_step_age_s: float
     link_breaker: LinkBreakerLimits = field(default_factory=LinkBreakerLimits)
+    policies: PlacementRules = BY_CACHE
 
 
 class WorkerAbsence(enum.Enum):
@@ -197,7 +193,7 @@ class WorkerSet:
         if query.processor:
             pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]
         self._num_choices += 1
-        pair = choose_pair(pairs, query, self._index, self._num_choices)
+        pair = choose_pair(pairs, query, self._index, self._num_choices, self._limits.policies)
         if pair is not None:
             PLACEMENTS_TOTAL.labels(pair.cost_basis.value).inc()
         return pair

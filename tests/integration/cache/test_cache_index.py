@@ -13,7 +13,7 @@ from baton.domain.ids import Incarnation, PageKey
 from baton.kv.keys import page_keys
 from baton.rpc.channel_pool import ChannelPool
 from baton.services.router.dispatch.cache_index.reader import CacheEventReaders
-from baton.services.router.dispatch.placement import WorkerFilter
+from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.store.connect import connect
 from tests.cluster import Cluster, eventually

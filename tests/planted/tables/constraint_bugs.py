@@ -76,7 +76,7 @@ CONSTRAINT_BUGS = (
     PlantedBug(
         CONSTRAINED,
         "workers without the library get constrained requests",
-        "services/router/dispatch/placement.py",
+        "services/router/dispatch/placement/pair.py",
         "grammars in ('', worker.grammars)".replace("'", '"'),
         "True",
         "tests/unit/router/dispatch/test_placement.py",

@@ -22,7 +22,10 @@ from baton.domain.timing.prompt_cost import (
 )
 from baton.domain.timing.step_time import EMPTY_STEP, UNITS, StepShape, StepTimeFit, StepTimeModel
 from baton.domain.worker import LinkRecord, PageCounts, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
-from baton.services.router.dispatch.placement import Pair, PlacementQuery, PrefixIndex, choose_pair
+from baton.services.router.dispatch.placement.choice import choose_pair
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.placement.prefix_index import PrefixIndex
+from baton.services.router.dispatch.placement.query import PlacementQuery
 
 PAGE, ROWS, BUDGET, PAGE_BYTES = 16, 8, 256, 1 << 16
 

@@ -17,7 +17,8 @@ from baton.domain.worker import WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
-from baton.services.router.dispatch.placement import PlacementQuery, WorkerFilter
+from baton.services.router.dispatch.placement.query import PlacementQuery
+from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.services.router.generation import TokenChunk
 from baton.store.connect import connect

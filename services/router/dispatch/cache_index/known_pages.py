@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.worker import LOWER_TIER, WorkerRecord
 from baton.services.router.dispatch.cache_index.index import CacheIndex
-from baton.services.router.dispatch.placement import PrefixIndex
+from baton.services.router.dispatch.placement.prefix_index import PrefixIndex
 
 
 class KnownPages(PrefixIndex):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.worker import WorkerRecord, WorkerStatus
 from baton.services.router.dispatch.cache_index.index import CacheIndex
-from baton.services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.placement.pair import Pair
 
 MIN_GAIN_PAGES = 2
 """One page is computed sooner than it is asked for."""

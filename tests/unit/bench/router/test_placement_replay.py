@@ -17,8 +17,8 @@ def results() -> dict[str, ReplayResult]:
 
 def test_placement_finds_nine_tenths_of_what_an_oracle_finds(results: dict[str, ReplayResult]) -> None:
     """The oracle has all pools in one, so it never computes a page that is cached anywhere."""
-    assert results["the product, cache events"].hit_share >= 0.9 * results[ORACLE].hit_share
-    assert results["least load"].hit_share < 0.5 * results[ORACLE].hit_share, "a trace in which any placement does"
+    assert results["cache-aware, cache events"].hit_share >= 0.9 * results[ORACLE].hit_share
+    assert results["least-load"].hit_share < 0.5 * results[ORACLE].hit_share, "a trace in which any placement does"
 
 
 def test_placement_by_caches_alone_would_end_in_one_worker(results: dict[str, ReplayResult]) -> None:
@@ -27,7 +27,7 @@ def test_placement_by_caches_alone_would_end_in_one_worker(results: dict[str, Re
 
 
 def test_placement_makes_no_hot_spot(results: dict[str, ReplayResult]) -> None:
-    product, unaware = results["the product, cache events"], results["round robin"]
+    product, unaware = results["cache-aware, cache events"], results["round-robin"]
     assert product.busiest <= 1.8
     assert product.p50_s < 0.7 * unaware.p50_s
     assert product.p99_s < 0.7 * unaware.p99_s

@@ -21,7 +21,7 @@ from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.tokens.token_check import set_check
 from baton.services.router.admission.slot import Slot, SlotSpec
 from baton.services.router.dispatch.attempt import Attempt
-from baton.services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.placement.pair import Pair
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.domain.ids import AttemptId, RequestId
 from baton.services.router.dispatch.in_flight import InFlight
-from baton.services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.placement.pair import Pair
 from tests.unit.router.dispatch.test_placement import decode, prefill
 
 PAIR = Pair(prefill(0, waiting_tokens=5), decode(0, running_rows=1))

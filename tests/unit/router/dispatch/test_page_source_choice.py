@@ -11,7 +11,7 @@ from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStat
 from baton.kv.keys import page_keys
 from baton.services.router.dispatch.cache_index.index import CacheIndex
 from baton.services.router.dispatch.cache_index.page_source import choose_page_source
-from baton.services.router.dispatch.placement import Pair
+from baton.services.router.dispatch.placement.pair import Pair
 
 SIZE = 16
 KEYS = page_keys(range(10 * SIZE), SIZE, "")

@@ -8,17 +8,10 @@ import pytest
 
 from baton.domain.ids import Incarnation, PageKey, WorkerId
 from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
-from baton.services.router.dispatch.placement import (
-    AFFINITY_TOKENS,
-    Avoided,
-    Pair,
-    PlacementQuery,
-    PrefixIndex,
-    capacity_tokens,
-    choose_pair,
-    linked_pairs,
-    placeable,
-)
+from baton.services.router.dispatch.placement.choice import AFFINITY_TOKENS, choose_pair
+from baton.services.router.dispatch.placement.pair import Pair, capacity_tokens, linked_pairs, placeable
+from baton.services.router.dispatch.placement.prefix_index import PrefixIndex
+from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery
 
 PAGE = 4
 KEYS = tuple(PageKey(bytes([n]) * 16) for n in range(8))

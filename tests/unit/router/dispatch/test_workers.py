@@ -12,7 +12,8 @@ from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerStatus
 from baton.rpc.channel_pool import ChannelPool
-from baton.services.router.dispatch.placement import Pair, WorkerFilter
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.store.store import StoreUnavailable
 from baton.telemetry.metrics import REGISTRY
