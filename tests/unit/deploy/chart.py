@@ -17,7 +17,9 @@ import yaml  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "baton"
 SCHEMAS = Path(sys.executable).parent.parent / "share" / "chart-schemas"
-EXAMPLES = ("values.yaml", "values-cpu.yaml", "values-one-gpu-node.yaml", "values-many-nodes.yaml")
+IMAGES = "values-images.yaml"
+"""The example with encode workers, which are off by default."""
+EXAMPLES = ("values.yaml", "values-cpu.yaml", "values-one-gpu-node.yaml", "values-many-nodes.yaml", IMAGES)
 NAMESPACE = "serving"
 RELEASE = "baton"
 
@@ -60,7 +62,7 @@ def workloads(objects: tuple[Object, ...]) -> Iterator[Object]:
 
 
 def component(found: Object) -> str:
-    """router, prefill, decode or redis."""
+    """router, prefill, decode, encode or redis."""
     return str(found["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
@@ -77,11 +79,16 @@ def container(workload: Object) -> Object:
 
 
 def services(objects: tuple[Object, ...]) -> dict[str, Object]:
-    """router, prefill, decode -> workload: those that run our code."""
+    """router, prefill, decode, perhaps encode -> workload: those that run our code."""
     found = {component(each): each for each in workloads(objects)}
     found.pop("redis", None)
-    assert found.keys() == {"router", "prefill", "decode"}
+    assert found.keys() - {"encode"} == {"router", "prefill", "decode"}
     return found
+
+
+def workers(values: str) -> tuple[str, ...]:
+    """Kinds of workers of an example."""
+    return ("prefill", "decode", "encode") if values == IMAGES else ("prefill", "decode")
 
 
 def environment(workload: Object) -> dict[str, str]:

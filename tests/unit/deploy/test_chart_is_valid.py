@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.unit.deploy.chart import CHART, EXAMPLES, SCHEMAS, helm, missing, render, template
+from tests.unit.deploy.chart import CHART, EXAMPLES, IMAGES, SCHEMAS, helm, missing, render, template
 
 VERSIONS = ("1.29.0", "1.37.0")
 OPERATOR = "prometheus-operator/monitoring.coreos.com/v1"
@@ -70,9 +70,10 @@ def validate_custom(*objects) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_keda_and_the_prometheus_operator_accept_their_objects():
-    custom = [found for found in render(MANY_NODES) if found["kind"] in CUSTOM]
-    kinds = ["PrometheusRule"] * 2 + ["ScaledObject"] * 2 + ["ServiceMonitor"] * 3
+@pytest.mark.parametrize(("values", "num_scaled", "num_watched"), [(MANY_NODES, 2, 3), (IMAGES, 1, 4)])
+def test_keda_and_the_prometheus_operator_accept_their_objects(values, num_scaled, num_watched):
+    custom = [found for found in render(values) if found["kind"] in CUSTOM]
+    kinds = ["PrometheusRule"] * 2 + ["ScaledObject"] * num_scaled + ["ServiceMonitor"] * num_watched
     assert sorted(found["kind"] for found in custom) == kinds
     done = validate_custom(*custom)
     assert done.returncode == 0, done.stderr
@@ -91,6 +92,8 @@ def test_a_wrong_custom_object_is_refused():
     [
         ("decode.replica=3", "'replica' not allowed"),
         ("prefill.autoscaling.busy=70", "/prefill/autoscaling/busy"),
+        ("encode.enabled=2", "/encode/enabled"),
+        ("encode.rdma.count=1", "'rdma' not allowed"),
         ("redis.url=http://redis", "/redis/url"),
         ("decode.autoscaling.enabled=true", "autoscaling.prometheusUrl is needed"),
         ("redis.enabled=false", "redis.url or redis.urlSecret is needed"),

@@ -8,6 +8,7 @@ import yaml  # type: ignore[import-untyped]
 from baton.telemetry.metrics import declared
 from tests.unit.deploy.chart import (
     EXAMPLES,
+    IMAGES,
     NAMESPACE,
     RELEASE,
     ROOT,
@@ -18,12 +19,11 @@ from tests.unit.deploy.chart import (
     render,
     selects,
     services,
+    workers,
     workloads,
 )
 
 MANY_NODES = "values-many-nodes.yaml"
-WORKERS = ("prefill", "decode")
-OURS = ("router", *WORKERS)
 SUFFIXES = {"counter": "_total", "gauge": "", "histogram": "_sum"}
 
 each_example = pytest.mark.parametrize("values", EXAMPLES)
@@ -74,7 +74,7 @@ def test_services_lead_to_ports_that_pods_have(values):
 @each_example
 def test_workers_have_a_headless_service_that_names_their_pods(values):
     objects = render(values)
-    for role in WORKERS:
+    for role in workers(values):
         workload = services(objects)[role]
         service = named(objects, "Service")[workload["spec"]["serviceName"]]
         assert workload["kind"] == "StatefulSet"
@@ -126,7 +126,8 @@ def test_no_pod_runs_as_root_or_may_write_to_its_image(values):
 def test_worker_ports_are_open_to_routers_and_workers_only(values):
     objects = render(values)
     policies = {component(each): each for each in named(objects, "NetworkPolicy").values()}
-    for role in WORKERS:
+    callers = {"router", "prefill", "decode"}
+    for role in workers(values):
         for rule in policies[role]["spec"]["ingress"]:
             ports = {port["port"] for port in rule.get("ports", ())}
             peers = [peer.get("podSelector", {}).get("matchLabels", {}) for peer in rule["from"]]
@@ -135,22 +136,50 @@ def test_worker_ports_are_open_to_routers_and_workers_only(values):
                 continue
             allowed = {name for peer in peers for name in selected(objects, peer)}
             assert all(peers)
-            assert allowed == ({*OURS} if ports == {"grpc"} else {*WORKERS})
+            if role == "encode":
+                assert (ports, allowed) == ({"grpc"}, callers - {"decode"})
+            else:
+                assert allowed == (callers if ports == {"grpc"} else callers - {"router"})
     assert [not rule.get("from") for rule in policies["router"]["spec"]["ingress"]] == [True, False]
 
 
-@pytest.mark.parametrize(("values", "opened"), [("values.yaml", False), (MANY_NODES, True)])
+@each_example
+def test_every_process_reaches_the_store_and_is_drained_one_at_a_time(values):
+    objects = render(values)
+    expected = {"router", *workers(values)}
+    budgets = [component(each) for each in named(objects, "PodDisruptionBudget").values()]
+    assert sorted(budgets) == sorted(expected)
+    for policy in named(objects, "NetworkPolicy").values():
+        if component(policy) == "redis":
+            ((rule,),) = (policy["spec"]["ingress"],)
+            peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
+            assert {name for peer in peers for name in selected(objects, peer)} == expected
+
+
+def test_encode_workers_are_off_by_default():
+    assert "encode" not in services(render())
+    assert not any(component(found) == "encode" for found in render())
+    found = services(render("values.yaml", "--set", "encode.enabled=true,encode.replicas=3"))["encode"]
+    assert found["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize(("values", "opened"), [("values.yaml", False), (IMAGES, False), (MANY_NODES, True)])
 def test_other_worker_ports_open_only_where_nixl_may_be_used(values, opened):
     policies = named(render(values), "NetworkPolicy").values()
-    rules = [rule for each in policies if component(each) in WORKERS for rule in each["spec"]["ingress"]]
+    rules = [rule for each in policies if component(each) in workers(values) for rule in each["spec"]["ingress"]]
     assert any("ports" not in rule for rule in rules) is opened
 
 
-def test_autoscalers_own_the_number_of_pods_that_they_scale():
-    objects = render(MANY_NODES)
+@pytest.mark.parametrize(("values", "scaled"), [(MANY_NODES, {"router", "prefill", "decode"}), (IMAGES, {"encode"})])
+def test_autoscalers_own_the_number_of_pods_that_they_scale(values, scaled):
+    objects = render(values)
     scalers = [*named(objects, "ScaledObject").values(), *named(objects, "HorizontalPodAutoscaler").values()]
     targets = {component(each): each["spec"]["scaleTargetRef"] for each in scalers}
+    assert targets.keys() == scaled
     for name, workload in services(objects).items():
+        if name not in scaled:
+            assert "replicas" in workload["spec"]
+            continue
         assert targets[name]["name"] == workload["metadata"]["name"]
         assert targets[name]["kind"] == workload["kind"]
         assert "replicas" not in workload["spec"]
@@ -164,7 +193,7 @@ def test_scaling_queries_ask_for_metrics_of_this_release_that_exist():
         for metric in declared()
         for family in metric.describe()
     }
-    scaled = named(render(MANY_NODES), "ScaledObject")
+    scaled = {**named(render(MANY_NODES), "ScaledObject"), **named(render(IMAGES), "ScaledObject")}
     for found in scaled.values():
         for trigger in found["spec"]["triggers"]:
             query = trigger["metadata"]["query"]
@@ -174,11 +203,12 @@ def test_scaling_queries_ask_for_metrics_of_this_release_that_exist():
                 assert f'namespace="{NAMESPACE}",release="{RELEASE}"' in matchers
                 assert set(re.findall(r"(\w+)=~?\"", matchers)) - {"namespace", "release", "job"} <= known[name]
             assert float(trigger["metadata"]["threshold"]) > 0
-    assert len(scaled) == 2
+    assert scaled.keys() == {"baton-prefill", "baton-decode", "baton-encode"}
 
 
-def test_prometheus_finds_every_kind_under_the_job_of_the_alerts():
-    objects = render(MANY_NODES)
+@pytest.mark.parametrize("values", [MANY_NODES, IMAGES])
+def test_prometheus_finds_every_kind_under_the_job_of_the_alerts(values):
+    objects = render(values)
     monitors = named(objects, "ServiceMonitor").values()
     for monitor in monitors:
         (endpoint,) = monitor["spec"]["endpoints"]
@@ -194,7 +224,7 @@ def test_prometheus_finds_every_kind_under_the_job_of_the_alerts():
         assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == component(monitor)
         assert {rule["targetLabel"] for rule in endpoint["relabelings"]} == {"worker", "release"}
         assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
-    assert {component(each) for each in monitors} == {*OURS}
+    assert {component(each) for each in monitors} == {"router", *workers(values)}
 
 
 def test_gpus_and_rdma_devices_are_requested():

@@ -12,17 +12,19 @@ from baton.services.cli.settings import COMMANDS, SERVICES
 from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
 from baton.services.router.openapi import openapi_document
 from baton.settings.base import known_variables, refuse_unknown_variables
-from baton.settings.groups import ServiceSettings, WorkerSettings
+from baton.settings.groups import ServiceSettings, WorkerProcessSettings
 from baton.telemetry.metrics_server import start_metrics_server
-from tests.unit.deploy.chart import EXAMPLES, component, container, environment, pod, render, services
+from tests.unit.deploy.chart import EXAMPLES, IMAGES, component, container, environment, pod, render, services, workers
 
 MANY_NODES = "values-many-nodes.yaml"
-OURS = ("router", "prefill", "decode")
 EXIT_S = 10
 """Time of a worker between the end of its drain and its exit, with some to spare."""
 
 each_example = pytest.mark.parametrize("values", EXAMPLES)
-each_service = pytest.mark.parametrize("service", OURS)
+WORKERS = [(values, worker) for values in EXAMPLES for worker in workers(values)]
+PROCESSES = [*WORKERS, *((values, "router") for values in EXAMPLES)]
+each_process = pytest.mark.parametrize(("values", "service"), PROCESSES)
+each_worker = pytest.mark.parametrize("service", workers(IMAGES))
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +53,7 @@ def load(workload, monkeypatch) -> ServiceSettings:
     return settings
 
 
-@each_service
-@each_example
+@each_process
 def test_every_variable_is_a_setting_and_has_a_value_it_takes(values, service, monkeypatch):
     workload = services(render(values))[service]
     refuse_unknown_variables(COMMANDS.values(), expanded(workload))
@@ -63,14 +64,13 @@ def test_every_variable_is_a_setting_and_has_a_value_it_takes(values, service, m
     assert settings.cluster_secret_file is not None
 
 
-@each_service
-def test_no_variable_of_a_service_can_be_taken_for_a_setting(service):
+@each_process
+def test_no_variable_of_a_service_can_be_taken_for_a_setting(values, service):
     """Kubernetes would set BATON_PORT=tcp://... for a Service named baton, and the process would refuse it."""
-    assert pod(services(render())[service])["enableServiceLinks"] is False
+    assert pod(services(render(values))[service])["enableServiceLinks"] is False
 
 
-@each_service
-@each_example
+@each_process
 def test_the_grace_period_outlasts_pre_stop_and_drain(values, service, monkeypatch):
     workload = services(render(values))[service]
     settings = load(workload, monkeypatch)
@@ -83,9 +83,9 @@ def test_the_grace_period_outlasts_pre_stop_and_drain(values, service, monkeypat
         assert settings.drain_timeout_s < float(wait) < grace
 
 
-@pytest.mark.parametrize("service", ["prefill", "decode"])
+@each_worker
 def test_a_worker_drains_itself_before_it_is_stopped(service):
-    workload = services(render())[service]
+    workload = services(render(IMAGES))[service]
     shell, flag, script = container(workload)["lifecycle"]["preStop"]["exec"]["command"]
     assert (shell, flag) == ("sh", "-c")
     shown = subprocess.run(
@@ -101,11 +101,10 @@ def test_a_worker_drains_itself_before_it_is_stopped(service):
     build_app().parse_args(words, exit_on_error=False, print_error=False)
 
 
-@pytest.mark.parametrize("service", ["prefill", "decode"])
-@each_example
+@pytest.mark.parametrize(("values", "service"), WORKERS)
 def test_a_worker_is_named_and_addressed_as_its_pod(values, service, monkeypatch):
     settings = load(services(render(values))[service], monkeypatch)
-    assert isinstance(settings, WorkerSettings)
+    assert isinstance(settings, WorkerProcessSettings)
     assert settings.worker_id == "baton-decode-3"
     host, _, port = settings.advertised(1).rpartition(":")
     assert port == str(settings.port)
@@ -125,6 +124,9 @@ def test_settings_that_must_agree_are_the_same_on_all_workers(values, monkeypatc
     names = ("model", "dtype", "kv_dtype", "page_size", "kv_head_groups", "export_lease_s", "quantization", "page_tags")
     for name in names:
         assert getattr(prefill, name) == getattr(decode, name)
+    if "encode" in (found := services(render(values))):
+        encode = load(found["encode"], monkeypatch)
+        assert all(getattr(encode, name) == getattr(prefill, name) for name in ("model", "dtype", "device"))
 
 
 def test_the_narrower_settings_win(monkeypatch):
@@ -144,7 +146,7 @@ def ports(workload) -> dict[str, int]:
 def test_ports_are_those_that_processes_listen_on(values, monkeypatch):
     for name, workload in services(render(values)).items():
         settings = load(workload, monkeypatch)
-        if isinstance(settings, WorkerSettings):
+        if isinstance(settings, WorkerProcessSettings):
             assert ports(workload) == {"grpc": settings.port, "metrics": settings.metrics_port}, name
         else:
             assert ports(workload) == {"http": settings.port, "metrics": settings.metrics_port}  # type: ignore[attr-defined]
@@ -166,9 +168,9 @@ def test_every_probe_of_the_router_is_a_route_that_needs_no_key():
     assert container(workload)["livenessProbe"]["httpGet"]["path"] == "/health"
 
 
-@pytest.mark.parametrize("service", ["prefill", "decode"])
+@each_worker
 def test_every_probe_of_a_worker_is_answered(service):
-    workload = services(render())[service]
+    workload = services(render(IMAGES))[service]
     requests = [probe["httpGet"] for probe in probes(workload) if "httpGet" in probe]
     assert {request["port"] for request in requests} == {"metrics"}
     assert container(workload)["readinessProbe"]["grpc"] == {"port": ports(workload)["grpc"]}

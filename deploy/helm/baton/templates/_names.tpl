@@ -17,6 +17,11 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* Kinds of workers in this release, as a list in JSON: (dict "root" $). */}}
+{{- define "baton.workers" -}}
+{{ ternary (list "prefill" "decode" "encode") (list "prefill" "decode") .root.Values.encode.enabled | toJson }}
+{{- end }}
+
 {{- define "baton.clusterSecret" -}}
 {{ .Values.clusterSecret.existingSecret | default (printf "%s-cluster" (include "baton.name" .)) }}
 {{- end }}

@@ -2,6 +2,7 @@
 {{- define "baton.worker" -}}
 {{- $name := printf "%s-%s" (include "baton.name" .root) .component }}
 {{- $drain := int .root.Values.drainTimeoutS }}
+{{- $rdma := .of.rdma | default dict }}
 apiVersion: v1
 kind: Service
 metadata:
@@ -62,8 +63,8 @@ spec:
               {{- else }}
               value: $(POD_IP):{{ .port }}
               {{- end }}
-            {{- if .of.rdma.netDevices }}
-            - {name: UCX_NET_DEVICES, value: {{ .of.rdma.netDevices | quote }}}
+            {{- if $rdma.netDevices }}
+            - {name: UCX_NET_DEVICES, value: {{ $rdma.netDevices | quote }}}
             {{- end }}
             {{- if .of.gpus }}
             - {name: FLASHINFER_WORKSPACE_BASE, value: /var/lib/baton/flashinfer}
@@ -100,7 +101,7 @@ spec:
             allowPrivilegeEscalation: false
             capabilities:
               drop: [ALL]
-              {{- if .of.rdma.resource }}
+              {{- if $rdma.resource }}
               add: [IPC_LOCK] # registered memory is locked
               {{- end }}
           volumeMounts:
@@ -121,6 +122,6 @@ spec:
 {{- define "baton.workerResources" -}}
 {{- $devices := dict }}
 {{- if .of.gpus }}{{ $_ := set $devices "nvidia.com/gpu" (int .of.gpus) }}{{ end }}
-{{- if .of.rdma.resource }}{{ $_ := set $devices .of.rdma.resource (int .of.rdma.count) }}{{ end }}
+{{- with .of.rdma }}{{ if .resource }}{{ $_ := set $devices .resource (int .count) }}{{ end }}{{ end }}
 {{- toYaml (mergeOverwrite (deepCopy .of.resources) (dict "limits" (mergeOverwrite (deepCopy (.of.resources.limits | default dict)) $devices))) }}
 {{- end }}
