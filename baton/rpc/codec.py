@@ -15,7 +15,6 @@ from typing import NoReturn, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from baton.domain.constraint import Constraint, FreePhase, GrammarPhase, Phase
 from baton.domain.errors import (
     BatonError,
     Broken,
@@ -24,7 +23,6 @@ from baton.domain.errors import (
     Draining,
     IntegrityFailure,
     Interrupted,
-    InvalidRequest,
     LinkBroken,
     ModelNotFound,
     NeedMedia,
@@ -48,11 +46,15 @@ from baton.domain.request import (
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.rpc.gen import common_pb2 as pb
 from baton.rpc.media.span_codec import decode_media, encode_media
+from baton.rpc.tokens.constraint_codec import decode_constraint, encode_constraint
 
 MAX_SCORE_NUMBERS = 1 << 16
 """Numbers of a message of scores: 256 KiB."""
 
 CODE_METADATA_KEY = "baton-code"
+RETRY_METADATA_KEY = "baton-retry-after-s"
+MAX_RETRY_AFTER_S = 600.0
+"""Longest `retry_after_s` that is taken from a peer."""
 Message = TypeVar("Message")
 _SINGLE = struct.Struct("<f")
 
@@ -208,62 +210,6 @@ def decode_request(message: pb.EngineRequest) -> EngineRequest:
     )
 
 
-def encode_constraint(constraint: Constraint) -> pb.Constraint:
-    """To the wire."""
-    return pb.Constraint(
-        phases=map(_encode_phase, constraint.phases),
-        loop_to=constraint.loop_to,
-        eos=sorted(constraint.eos),
-        ignore_eos=constraint.ignore_eos,
-        min_tokens=constraint.min_tokens,
-    )
-
-
-def decode_constraint(message: pb.Constraint) -> Constraint:
-    """From the wire. Raises `InvalidRequest` where it means nothing."""
-    try:
-        return Constraint(
-            phases=tuple(map(_decode_phase, message.phases)),
-            loop_to=message.loop_to if message.HasField("loop_to") else None,
-            eos=frozenset(message.eos),
-            ignore_eos=message.ignore_eos,
-            min_tokens=message.min_tokens,
-        )
-    except ValueError as error:
-        raise InvalidRequest(f"constraint: {error}", param="constraint") from None
-
-
-def _encode_phase(phase: Phase) -> pb.Phase:
-    if isinstance(phase, GrammarPhase):
-        return pb.Phase(grammar=pb.GrammarPhase(text=phase.text))
-    free = pb.FreePhase(
-        ends=[pb.TokenSequence(tokens=end) for end in phase.ends],
-        budget=phase.budget,
-        on_budget=phase.on_budget,
-        may_stop=phase.may_stop,
-        banned=sorted(phase.banned),
-    )
-    return pb.Phase(free=free)
-
-
-def _decode_phase(message: pb.Phase) -> Phase:
-    """Raises `ValueError` for a kind of phase that this version does not know."""
-    match message.WhichOneof("phase"):
-        case "grammar":
-            return GrammarPhase(message.grammar.text)
-        case "free":
-            free = message.free
-            return FreePhase(
-                ends=tuple(tuple(end.tokens) for end in free.ends),
-                budget=free.budget if free.HasField("budget") else None,
-                on_budget=tuple(free.on_budget),
-                may_stop=free.may_stop,
-                banned=frozenset(free.banned),
-            )
-        case _:
-            raise ValueError("a phase is of no known kind")
-
-
 def encode_token(token: OutputToken) -> pb.OutputToken:
     """To the wire; log-probabilities are rounded to to_float32 precision."""
     if token.logprobs is None:
@@ -364,25 +310,51 @@ def grpc_status(error: BatonError) -> grpc.StatusCode:
 
 async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonError) -> NoReturn:
     """Ends a call with `error`, which the caller reads with `error_from_rpc`. Never returns."""
-    await context.abort(grpc_status(error), str(error), ((CODE_METADATA_KEY, error.code),))
+    await context.abort(grpc_status(error), str(error), _trailing(error))
     raise AssertionError("abort returned")
 
 
 def rpc_error(error: BatonError) -> grpc.aio.AioRpcError:
     """The error of a call whose reply is refused here; `error_from_rpc` reads it like one that the peer sent."""
-    trailing = grpc.aio.Metadata((CODE_METADATA_KEY, error.code))
+    trailing = grpc.aio.Metadata(*_trailing(error))
     return grpc.aio.AioRpcError(grpc_status(error), grpc.aio.Metadata(), trailing, str(error))
+
+
+def _trailing(error: BatonError) -> tuple[tuple[str, str], ...]:
+    """The metadata of an error: its code, and when to try again."""
+    code = ((CODE_METADATA_KEY, error.code),)
+    if not isinstance(error, Refused) or error.retry_after_s is None:
+        return code
+    return (*code, (RETRY_METADATA_KEY, f"{error.retry_after_s:.3f}"))
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> BatonError:
     """The error of a failed call: the one that the peer named, otherwise `WorkerLost`.
 
+    A `Refused` has the peer's `retry_after_s`, `MAX_RETRY_AFTER_S` at most; None if it gave no time, or nonsense.
     A status without our code means that the peer or the path to it is down, or that the call timed out. gRPC's
     text names addresses, so it is the `detail` of the error, for logs, and not in its message.
     """
+    named: BatonError | None = None
+    retry_after_s: float | None = None
     for key, value in error.trailing_metadata() or ():
-        if key == CODE_METADATA_KEY and isinstance(value, str):
-            return from_code(value, error.details() or "")
+        if key == CODE_METADATA_KEY and isinstance(value, str) and named is None:
+            named = from_code(value, error.details() or "")
+        elif key == RETRY_METADATA_KEY:
+            retry_after_s = _read_seconds(value)
+    if named is not None:
+        if isinstance(named, Refused):
+            named.retry_after_s = retry_after_s
+        return named
     lost = WorkerLost("a worker cannot be reached, or did not answer")
     lost.detail = f"{error.code().name}: {error.details() or 'no details'}"
     return lost
+
+
+def _read_seconds(value: str | bytes) -> float | None:
+    """A time in metadata of a peer, bounded; None for nonsense."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return min(seconds, MAX_RETRY_AFTER_S) if seconds >= 0.0 else None

@@ -1,1 +1,1 @@
-"""Tokens on the wire: rows of a session, and check numbers of replies."""
+"""Tokens on the wire: rows of a session, check numbers of replies, and constraints."""

@@ -77,6 +77,8 @@ class AttemptFailure(Exception):
         self.counted = counted
         """False for the probe of a bad link, a refusal and a preempted row: only the deadline bounds those. All other
         failures count towards `max_attempts`."""
+        self.retry_after_s: float | None = None
+        """When an unready worker may take requests again, as it says; None if it does not."""
         self.unreached = False
         """True if a worker was lost before prefill had the request. Does not count, for a while."""
 

@@ -84,7 +84,7 @@ CONSTRAINT_BUGS = (
     PlantedBug(
         CONSTRAINED,
         "a phase of a later version is skipped",
-        "baton/rpc/codec.py",
+        "baton/rpc/tokens/constraint_codec.py",
         'raise ValueError("a phase is of no known kind")',
         "return FreePhase()",
         "tests/unit/rpc/test_codec.py",

@@ -205,6 +205,32 @@ def test_refusal_overload_and_loss_have_different_statuses():
     assert codec.grpc_status(errors.WorkerLost("x")) is grpc.StatusCode.ABORTED
 
 
+@pytest.mark.parametrize("kind", [errors.Overloaded, errors.Draining, errors.NoWorkers])
+@pytest.mark.parametrize("retry_after_s", [None, 0.0, 0.25, 12.5])
+def test_a_refusal_keeps_when_to_try_again(kind, retry_after_s: float | None):
+    back = codec.error_from_rpc(codec.rpc_error(kind("no room", retry_after_s=retry_after_s)))
+    assert isinstance(back, errors.Refused)
+    assert type(back) is kind
+    assert back.retry_after_s == retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [("inf", codec.MAX_RETRY_AFTER_S), ("1e9", codec.MAX_RETRY_AFTER_S), ("nan", None), ("-1", None), ("soon", None)],
+)
+def test_the_time_of_a_peer_is_bounded_and_nonsense_is_none(told: str, read: float | None):
+    trailing = Metadata((codec.RETRY_METADATA_KEY, told), (codec.CODE_METADATA_KEY, "overloaded"))
+    back = codec.error_from_rpc(AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Metadata(), trailing, details="x"))
+    assert isinstance(back, errors.Overloaded)
+    assert back.retry_after_s == read
+
+
+def test_an_error_that_is_no_refusal_has_no_time():
+    trailing = Metadata((codec.RETRY_METADATA_KEY, "1"), (codec.CODE_METADATA_KEY, "worker_lost"))
+    back = codec.error_from_rpc(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailing, details="x"))
+    assert type(back) is errors.WorkerLost
+
+
 def test_a_status_without_our_code_is_worker_lost():
     failed = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), details="connection refused")
     back = codec.error_from_rpc(failed)

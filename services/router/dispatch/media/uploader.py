@@ -73,10 +73,20 @@ _REFUSED = (prefill_pb2.MEDIA_OUTCOME_TOO_LARGE, prefill_pb2.MEDIA_OUTCOME_UNREA
 
 @dataclass(slots=True)
 class _EncodeResult:
-    """What the encode workers that did not give an image said. `refusal`: of one that another way may not confirm."""
+    """What the encode workers that did not give an image said. `refusal`: of one that another way may not confirm.
+
+    `retry_after_s`: the shortest time that a busy one named.
+    """
 
     is_busy: bool = False
+    retry_after_s: float | None = None
     refusal: prefill_pb2.PutMediaResponse | None = None
+
+    def add_busy(self, retry_after_s: float | None) -> None:
+        """One takes no image now."""
+        self.is_busy = True
+        known = [one for one in (self.retry_after_s, retry_after_s) if one is not None]
+        self.retry_after_s = min(known, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +203,7 @@ class MediaUploader:
             if not encoders or num_lost == MAX_LOST or clock() >= to.deadline:
                 missing = NeedMedia(f"no encode worker takes an image for {to.worker.id}", (to.file.identity,))
                 raise AttemptFailure(missing, FaultSource.NOTHING)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(min(max(result.retry_after_s or 0.0, pause_s), MAX_RETRY_S))
             pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     async def _encode_at(
@@ -208,7 +218,7 @@ class MediaUploader:
                 reply = await self._share(key, lambda: self._put(encoder, to))
             except AttemptFailure as failure:
                 if failure.unready:
-                    result.is_busy = True
+                    result.add_busy(failure.retry_after_s)
                 elif self._is_present(encoder):
                     self._workers.suspect(encoder, failure.error)
                 return None
@@ -262,9 +272,10 @@ class MediaUploader:
         except grpc.aio.AioRpcError as error:
             reported = error_from_rpc(error)
             lost = WorkerLost(f"encode {encoder.id} failed: {reported.code}: {reported}")
-            raise AttemptFailure(
-                lost, FaultSource.NOTHING, unready=isinstance(reported, Overloaded | Draining)
-            ) from None
+            failure = AttemptFailure(lost, FaultSource.NOTHING)
+            if isinstance(reported, Overloaded | Draining):
+                failure.unready, failure.retry_after_s = True, reported.retry_after_s
+            raise failure from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

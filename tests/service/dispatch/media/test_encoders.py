@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from baton.domain.errors import Draining, InvalidRequest, NoWorkers, Overloaded, WorkerLost
+from baton.domain.errors import BatonError, Draining, InvalidRequest, NoWorkers, Overloaded, WorkerLost
 from baton.domain.ids import Incarnation
 from baton.domain.worker import CAPABILITIES, EMBEDDINGS, NO_TOWER, LinkRecord, WorkerRecord, WorkerStatus
 from baton.rpc.gen import prefill_pb2
@@ -279,6 +279,33 @@ async def test_a_busy_encode_worker_is_asked_less_and_less(monkeypatch: pytest.M
             await w.ask("a", RED)
     grown = [pause for pause in pauses if pause >= uploader.MIN_RETRY_S]
     assert grown == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("is_prefill", "expected"), [(False, [0.7, 0.7, 0.7, 0.8, 2.0]), (True, [0.7, 1.4, 2.0, 2.0, 2.0])]
+)
+async def test_a_busy_worker_is_not_asked_before_the_time_it_names(
+    is_prefill: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """Over gRPC: the time is in the call's trailing metadata. A prefill worker with a tower is sent the file."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async with encoders(capabilities=(EMBEDDINGS,) if is_prefill else (EMBEDDINGS, NO_TOWER)) as w:
+        times = (0.7, 0.7, 0.7, 0.7, 60.0)
+        busy: list[BatonError] = [Overloaded("no room", retry_after_s=seconds) for seconds in times]
+        for encoder in w.encoders:
+            encoder.media.errors = [WorkerLost("restarted")] if is_prefill else list(busy)
+        if is_prefill:
+            w.prefill.media.errors = busy
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", note)
+            await w.ask("a", RED)
+    assert [pause for pause in pauses if pause >= uploader.MIN_RETRY_S] == expected
 
 
 async def test_a_suspected_encode_worker_still_admits_images():
