@@ -76,7 +76,7 @@ class RequestParser:
         self._fingerprint = fingerprint
 
     async def parse(self, raw: RawRequest) -> ParsedRequest:
-        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
+        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`; `Overloaded` if images have no place now."""
         fetched = None if self._fetcher is None or raw.stored else await self._fetch(self._fetcher, raw)
         num_fetched = sum(len(file) for file in (fetched or {}).values() if isinstance(file, bytes))
         return await run_parser(len(raw.body) + num_fetched, self._parse, raw, fetched)
@@ -86,7 +86,7 @@ class RequestParser:
         if raw.endpoint != CHAT or b"image_url" not in raw.body:
             return {}
         urls = await run_parser(len(raw.body), lambda: remote_urls(parse_object(raw.body)))
-        return await fetcher.fetch_all(urls)
+        return await fetcher.fetch_all(urls, raw.metadata.tenant)
 
     def _parse(self, raw: RawRequest, fetched: Fetched | None = None) -> ParsedRequest:
         body = parse_object(raw.body)

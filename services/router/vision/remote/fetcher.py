@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from baton.services.router.vision.headers.image_header import UnreadableImage
 from baton.services.router.vision.limits import ImageLimits
 from baton.services.router.vision.remote.allowed_hosts import AllowedHosts, RemoteUrl
+from baton.services.router.vision.remote.fetch_places import FetchPlaces
 from baton.services.router.vision.remote.public_address import is_public
 from baton.services.router.vision.remote.response_reader import ResponseReader
 
 FETCH_TIMEOUT_S = 5.0
 """From the first look-up to the last byte, for all images of a chat together. A chat waits as long for a place."""
-MAX_FETCHING_CHATS = 8
-"""Chats whose images are fetched at once. Each holds at most the files of one request."""
 MAX_ADDRESSES = 4
 """Of a host that are tried, one behind the other."""
 READ_BYTES = 64 * 1024
@@ -97,24 +96,16 @@ class ImageFetcher:
         self._limits = limits
         self._network = network or Network()
         self._tls = self._network.tls or ssl.create_default_context()
-        self._places = asyncio.Semaphore(MAX_FETCHING_CHATS)
+        self._places = FetchPlaces(self._network.timeout_s)
 
-    async def fetch_all(self, urls: Sequence[str]) -> Fetched:
-        """Each URL once, all at once. Raises nothing but what ends the task."""
+    async def fetch_all(self, urls: Sequence[str], tenant: str = "") -> Fetched:
+        """Each URL once, all at once, for a chat of `tenant`. Raises `Overloaded` while there is no place for it."""
         wanted = list(dict.fromkeys(urls))[: self._limits.max_images]
         results: dict[str, bytes | UnreadableImage] = {}
         if not wanted:
             return results  # chats that fetch nothing wait for no other chat
-        try:
-            async with asyncio.timeout(self._network.timeout_s):
-                await self._places.acquire()
-        except TimeoutError:
-            busy = UnreadableImage("could not be fetched: too many images are fetched now")
-            return dict.fromkeys(wanted, busy)
-        try:
+        async with self._places.take(tenant):
             await self._fetch_into(results, wanted)
-        finally:
-            self._places.release()
         return results
 
     async def _fetch_into(self, results: dict[str, bytes | UnreadableImage], wanted: Sequence[str]) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.domain.errors import InvalidRequest
+from baton.domain.errors import InvalidRequest, Overloaded
+from baton.services.router.edge.http_errors import error_response
 from baton.services.router.openai.images.parts import remote_urls
 from baton.services.router.openai.request_parser import CHAT, RawRequest, RequestParser
 from baton.services.router.vision.remote.allowed_hosts import AllowedHosts
+from baton.services.router.vision.remote.fetch_places import MAX_OF_TENANT
 from baton.services.router.vision.remote.fetcher import ImageFetcher
 from tests.certificates import CertificateAuthority
 from tests.unit.router.openai.images.test_parts import METADATA, PARAM, RED, Router, image, text
@@ -35,6 +39,10 @@ def router(tmp_path: Path, server: ImageServer) -> Router:
     fetcher = ImageFetcher(AllowedHosts((HOST,)), made.images.limits, server.network())
     made.parser = RequestParser(made.validator, made.text, "baton", fetcher)
     return made
+
+
+def chat_body(url: str) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": [text("see"), remote(url)]}]}).encode()
 
 
 def remote(url: str = URL) -> dict[str, Any]:
@@ -75,6 +83,35 @@ async def test_errors_name_the_part(router: Router, server: ImageServer, url: st
     message, param = await router.refusal(text("see"), image(RED), remote(url))
     assert part in message
     assert param == PARAM.format(2)
+
+
+async def test_a_chat_without_a_place_gets_429_and_a_tenant_keeps_to_its_share(
+    router: Router, server: ImageServer
+) -> None:
+    begun, may_end = asyncio.Semaphore(0), asyncio.Event()
+
+    async def hang(writer: asyncio.StreamWriter) -> None:
+        begun.release()
+        await may_end.wait()
+        await whole(RED)(writer)
+
+    server.answers["/hangs.png"] = hang
+    fetcher = router.parser._fetcher
+    assert fetcher is not None
+    greedy = replace(METADATA, tenant="greedy")
+    slow, quick = (chat_body(f"https://{HOST}/{name}.png") for name in ("hangs", "red"))
+    chats = [asyncio.create_task(router.parser.parse(RawRequest(CHAT, slow, greedy))) for _ in range(MAX_OF_TENANT)]
+    for _ in chats:
+        await begun.acquire()
+    fetcher._places.timeout_s = 0.01
+    with pytest.raises(Overloaded) as told:
+        await router.parser.parse(RawRequest(CHAT, quick, greedy))
+    answer = error_response(told.value)
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    [one] = (await router.parser.parse(RawRequest(CHAT, quick, METADATA))).request.sequences
+    assert one.files[0].data == RED
+    may_end.set()
+    await asyncio.gather(*chats)
 
 
 async def test_nothing_is_fetched_by_default(tmp_path: Path) -> None:

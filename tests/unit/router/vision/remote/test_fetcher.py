@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from baton.domain.errors import Overloaded
 from baton.services.router.vision.headers.image_header import UnreadableImage
 from baton.services.router.vision.limits import ImageLimits
 from baton.services.router.vision.remote.allowed_hosts import AllowedHosts
-from baton.services.router.vision.remote.fetcher import MAX_FETCHING_CHATS, Fetched, ImageFetcher, Network
+from baton.services.router.vision.remote.fetch_places import MAX_FETCHING_CHATS
+from baton.services.router.vision.remote.fetcher import Fetched, ImageFetcher, Network
 from tests.certificates import CertificateAuthority
 from tests.unit.router.vision.pictures import coloured
 from tests.unit.router.vision.remote.image_server import HOST, PUBLIC, ImageServer, head, raw, whole
@@ -95,12 +97,12 @@ async def test_chats_that_fetch_nothing_wait_for_nobody(server: ImageServer) -> 
     for _ in chats:
         await begun.acquire()
     assert await slow.fetch_all([]) == {}
-    slow._network = server.network(timeout_s=0.02)
-    (told,) = (await slow.fetch_all([f"https://{HOST}/red.png"])).values()
-    assert "too many images" in str(told)
+    slow._places.timeout_s = 0.02
+    with pytest.raises(Overloaded, match="too many images") as told:
+        await slow.fetch_all([f"https://{HOST}/red.png"])
+    assert told.value.retry_after_s == 0.02
     may_end.set()
     await asyncio.gather(*chats)
-    slow._network = server.network()
     assert list((await slow.fetch_all([f"https://{HOST}/red.png"])).values()) == [RED]
 
 
