@@ -61,6 +61,16 @@ class PageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaCounts:
+    """Images that a worker holds: all, those that are encoded, and their bytes. `max_bytes` 0: it serves none."""
+
+    num_held: int = 0
+    num_encoded: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """Totals since the start: computed tokens, prompt tokens, and prompt tokens found in the prefix cache."""
 
@@ -107,6 +117,7 @@ class WorkerLoad:
     pages: PageCounts = PageCounts()
     activity: Activity = Activity()
     step_time: StepTimeFit | None = None
+    media: MediaCounts = MediaCounts()
 
 
 @dataclass(frozen=True, slots=True)

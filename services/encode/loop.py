@@ -109,7 +109,12 @@ class EncodeLoop:
 
     def _publish(self) -> None:
         scheduler = self._scheduler
-        self._load = WorkerLoad(waiting_requests=scheduler.num_waiting, waiting_tokens=scheduler.num_waiting_rows)
+        self._load = WorkerLoad(
+            waiting_requests=scheduler.num_waiting,
+            waiting_tokens=scheduler.num_waiting_rows,
+            activity=self.activity(),
+            media=scheduler.store.counts,
+        )
         self.num_requests = scheduler.num_waiting + scheduler.num_leases
         self._waiting.set(scheduler.num_waiting)
         metrics.MEDIA_HELD.set(len(scheduler.store))

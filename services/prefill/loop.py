@@ -270,4 +270,5 @@ class PrefillLoop:
             running_rows=self._scheduler.num_chunking,
             available_pages=self._turn.cache.num_available,
             total_pages=self._turn.cache.pool.num_pages,
+            media=self._scheduler.media.store.counts,
         )

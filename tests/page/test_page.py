@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.domain.worker import MediaCounts, WorkerLoad, WorkerStatus
 from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 from baton.services.router.edge.api_keys import make_entry, new_key
@@ -119,6 +120,31 @@ async def test_the_live_view_follows_a_killed_worker(opened: Opener, browser: An
         await expect(page.get_by_label("Service levels")).to_contain_text("1, 0")
         await expect(page.get_by_label("One request")).to_contain_text("attempt 1 ended")
         assert await axe_violations(page) == []
+
+
+async def test_encode_workers_have_cards_with_what_they_report(opened: Opener):
+    from playwright.async_api import expect
+
+    async with live_router(num_decode=1) as own:
+        page = await opened(url=own.url)
+        await expect(page.locator("[data-worker]")).to_have_count(2)
+        lane = page.get_by_label("Encode workers")
+        await expect(lane).to_have_count(0)
+        load = WorkerLoad(waiting_requests=2, waiting_tokens=512, media=MediaCounts(9, 7, 3_200_000, 256_000_000))
+        async with own.encode_worker(load) as encode:
+            card = lane.locator("[data-worker=encode-0]")
+            await expect(card).to_have_attribute("data-status", "ready")
+            await expect(card.locator(".facts")).to_have_text("queue 2 · 512 rows wait · 7 embeddings, 3.2 MB")
+            label = "Images of encode-0: 7 embeddings, 2 not encoded yet, 3.2 MB of 256.0 MB"
+            bar = card.get_by_role("img", name=label, exact=True).locator("i")
+            assert await bar.get_attribute("style") == "width: 1.25%;"
+            assert await axe_violations(page) == []
+            encode.status = WorkerStatus.DRAINING
+            await own.mock.registry.announce(encode.record())
+            await expect(card).to_have_attribute("data-status", "draining")
+            await own.mock.registry.withdraw(encode.id, encode.incarnation)
+            await expect(card).to_have_attribute("data-status", "left")
+            await expect(card).to_contain_text("left after its drain")
 
 
 async def test_a_key_opens_the_page_for_its_own_requests(opened: Opener, tmp_path: Path):

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from baton.domain.ids import AttemptId
 from baton.domain.media.span import MediaGrid
+from baton.domain.worker import MediaCounts
 
 Inputs = TypeVar("Inputs")
 Rows = TypeVar("Rows")
@@ -62,9 +63,15 @@ class MediaStore(Generic[Inputs, Rows]):
         self._pinned: dict[PinHolder, set[MediaKey]] = {}
         self.num_bytes = 0
         self.num_evicted = 0
+        self._num_encoded = 0
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def counts(self) -> MediaCounts:
+        """What is held now."""
+        return MediaCounts(len(self._held), self._num_encoded, self.num_bytes, self.max_bytes)
 
     def find(self, key: MediaKey) -> HeldMedia[Inputs, Rows] | None:
         """The image, which becomes the most recently used one; None if it is not held."""
@@ -89,6 +96,7 @@ class MediaStore(Generic[Inputs, Rows]):
             self.drop(old)
             self.num_evicted += 1
         self._held[key] = item
+        self._num_encoded += item.rows is not None
         self._salts.setdefault(key[1], set()).add(key[0])
         self.num_bytes += item.num_bytes
         self.bytes_per_row = min(self.bytes_per_row, item.num_bytes / max(1, item.num_rows))
@@ -119,6 +127,7 @@ class MediaStore(Generic[Inputs, Rows]):
         if item is None:
             return
         self.num_bytes -= item.num_bytes
+        self._num_encoded -= item.rows is not None
         salts = self._salts[key[1]]
         salts.discard(key[0])
         if not salts:
@@ -166,6 +175,7 @@ class MediaStore(Generic[Inputs, Rows]):
         if item is None:
             return
         self.num_bytes -= item.num_bytes
+        self._num_encoded += item.rows is None
         item.rows, item.inputs = rows, None
         self.num_bytes += item.num_bytes
 

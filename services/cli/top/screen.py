@@ -152,8 +152,18 @@ def _worker(worker: WorkerRow, width: int) -> Text:
         return line.append(f" gone for {worker.gone_ms / 1000:.0f} s", style=_DIM)
     rate = "-" if worker.tok_s is None else _count(worker.tok_s)
     hits = "-" if worker.hit_ratio is None else f"{worker.hit_ratio:.0%}"
-    line.append(f"{worker.rows:>5} {worker.queue:>6} {rate:>6} {hits:>4} {_bar(worker)}")
+    rows = "-" if worker.role == "encode" else str(worker.rows)
+    bar = _media_bar(worker.media) if worker.role == "encode" and worker.media else _bar(worker)
+    line.append(f"{rows:>5} {worker.queue:>6} {rate:>6} {hits:>4} {bar}")
     return line
+
+
+def _media_bar(media: dict[str, int]) -> str:
+    """Bytes of images that an encode worker holds, of those that it may hold."""
+    used, most = media["num_bytes"], max(1, media["max_bytes"])
+    cells = "#" * min(BAR_CELLS, -(-BAR_CELLS * used // most))
+    held = f"{media['num_encoded']} embeddings, {used / _MIB:.1f}/{most / _MIB:.0f} MiB"
+    return f"[{cells:.<{BAR_CELLS}}] {held}"
 
 
 def _bar(worker: WorkerRow) -> str:

@@ -48,6 +48,7 @@ def _row(record: WorkerRecord, status: str, rates: ClusterRates | None, gone_ms:
         total_pages=load.total_pages,
         pages=asdict(load.pages),
         gone_ms=gone_ms,
+        media=asdict(load.media) if load.media.max_bytes else None,
     )
 
 

@@ -61,7 +61,9 @@ class WorkerRow(msgspec.Struct, frozen=True):
     """One worker process. `status`: ready, draining, silent, suspected, stuck or lost.
 
     `rows` are running, `queue` waits. `max_rows` and `prefill_tokens` are budgets; with 0 it takes none. Rates are from
-    the totals of its heartbeats; null before the second one.
+    the totals of its heartbeats; null before the second one. Of an encode worker `queue` are images, `queue_tokens`
+    their rows, and `tok_s` the rows that it encodes a second.
+    `media`: images held, those that are encoded, and their bytes; null without images.
     `gone_ms`: time since a lost worker was removed.
     """
 
@@ -80,6 +82,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     total_pages: int
     pages: dict[str, int]
     gone_ms: int | None = None
+    media: dict[str, int] | None = None
 
 
 class LinkRow(msgspec.Struct, frozen=True):

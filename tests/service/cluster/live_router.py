@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from baton.domain.worker import IMAGE, TEXT
+from baton.domain.worker import IMAGE, TEXT, WorkerLoad
 from baton.services.router.app import listen, run
 from baton.services.router.settings import RouterSettings
 from baton.services.router.text.text_model import TextModel
@@ -20,6 +20,7 @@ from baton.services.router.vision.image_model import ImageModel
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from tests.mock_workers import MODEL, MockCluster, MockDecode, MockPrefill
+from tests.mocks.encode import MockEncode
 from tests.unit.router.text.text_models import bundled
 
 TIMEOUT_S = 20.0
@@ -45,6 +46,19 @@ class LiveRouter:
         await worker.stop()
         self.mock.decodes.remove(worker)
         await self.mock.registry.withdraw(worker.id, worker.incarnation)
+
+    @asynccontextmanager
+    async def encode_worker(self, load: WorkerLoad) -> AsyncIterator[MockEncode]:
+        """An encode worker with this load; it is withdrawn by the test, or at the end."""
+        worker = MockEncode("encode-0", "p" * 32, "v" * 32)
+        worker.load = load
+        await worker.start()
+        try:
+            await self.mock.registry.announce(worker.record())
+            yield worker
+            await self.mock.registry.withdraw(worker.id, worker.incarnation)
+        finally:
+            await worker.stop()
 
     @asynccontextmanager
     async def watch(self, key: str | None = None) -> AsyncIterator[LiveView]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.domain.worker import Activity, PageCounts
+from baton.domain.worker import Activity, MediaCounts, PageCounts, WorkerLoad
 from baton.services.router.cluster.feed import MAX_VIEWERS
 from baton.services.router.cluster.snapshot import ClusterSnapshot
 from baton.services.router.edge.api_keys import make_entry, new_key
@@ -50,6 +50,18 @@ async def test_the_snapshot_shows_what_workers_announce():
         assert row["prefill_tokens"] == 0
         assert view.worker("prefill-0")["prefill_tokens"] > 0
         msgspec.convert(await router.snapshot(), ClusterSnapshot)
+
+
+async def test_an_encode_worker_shows_what_it_holds_and_others_do_not():
+    async with live_router() as router:
+        media = MediaCounts(num_held=9, num_encoded=7, num_bytes=3_200_000, max_bytes=256 << 20)
+        load = WorkerLoad(waiting_requests=2, waiting_tokens=512, media=media)
+        async with router.encode_worker(load), router.watch() as view:
+            row = await view.until(lambda v: v.worker("encode-0"))
+            assert (row["role"], row["status"], row["queue"], row["queue_tokens"]) == ("encode", "ready", 2, 512)
+            assert row["media"] == {name: getattr(media, name) for name in MediaCounts.__slots__}
+            assert view.worker("decode-0")["media"] is None
+            msgspec.convert(await router.snapshot(), ClusterSnapshot)
 
 
 async def test_a_request_is_seen_in_each_state_and_its_stages_add_up():

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.timing.step_time import StepTimeFit
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, RecordVerifier
-from baton.domain.worker import Activity, LinkRecord, PageCounts, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
+from baton.domain.worker import (
+    Activity,
+    LinkRecord,
+    MediaCounts,
+    PageCounts,
+    WorkerBudgets,
+    WorkerLoad,
+    WorkerRecord,
+    WorkerRole,
+)
 from baton.store.redis.record_codec import worker_from_json, worker_to_json
 
 OURS, THEIRS = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
@@ -64,6 +73,8 @@ def other(value: object) -> Any:
             return replace(value, live=value.live + 1)
         case None:
             return StepTimeFit((0.1,) * 7, 0.0)
+        case MediaCounts():
+            return replace(value, num_bytes=value.num_bytes + 1)
         case Activity():
             return replace(value, num_cached_tokens=value.num_cached_tokens + 1)
     raise AssertionError(value)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from baton.domain.worker import Activity, MediaCounts
 from baton.engine.mailbox import Mailbox
 from baton.engine.media.encoder import MediaEncoder
 from baton.engine.media.exported_embedding import ExportedEmbedding
@@ -41,8 +42,12 @@ async def test_a_turn_tells_images_that_wait_and_those_that_are_held():
     assert value_of(waiting) == loop.load().waiting_requests == loop.num_requests == 1
     assert value_of(metrics.MEDIA_HELD) == 3
     assert value_of(metrics.MEDIA_HELD_BYTES) == 3 * NUM_ROWS * FORMAT.row_bytes + INPUT_BYTES
+    row_bytes = NUM_ROWS * FORMAT.row_bytes
+    assert loop.load().media == MediaCounts(3, 2, 3 * row_bytes + INPUT_BYTES, 1 << 20)
+    assert loop.load().activity == Activity(2 * NUM_ROWS)
     assert not idle
     assert loop.turn()
+    assert loop.load().media == MediaCounts(3, 3, 3 * row_bytes, 1 << 20)
     assert value_of(waiting) == 0
     assert value_of(metrics.MEDIA_HELD_BYTES) == 3 * NUM_ROWS * FORMAT.row_bytes
     assert sum(bucket.get() for bucket in steps._buckets) == num_steps + 2

@@ -2,7 +2,7 @@
 import { LinkLines, linkLabel } from "./links.js";
 import { Chart } from "./chart.js";
 import { act } from "./demo.js";
-import { clock, duration, percent, requestOf, short, tag, whole } from "./format.js";
+import { clock, duration, percent, requestOf, short, size, tag, whole } from "./format.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { RequestPanel } from "./waterfall.js";
 
@@ -52,6 +52,14 @@ function PageBar({ worker }) {
   </div>`;
 }
 
+/** Bytes of the images that a worker holds, of those that it may hold; and how many are encoded. */
+function MediaBar({ worker }) {
+  const { num_held: held, num_encoded: encoded, num_bytes: bytes, max_bytes: most } = worker.media;
+  const waiting = held > encoded ? `, ${whole(held - encoded)} not encoded yet` : "";
+  const label = `Images of ${worker.id}: ${whole(encoded)} embeddings${waiting}, ${size(bytes)} of ${size(most)}`;
+  return html`<div class="bar" role="img" aria-label=${label} title=${label}><i class="p-cached" style=${{ width: `${(100 * bytes) / most}%` }}></i></div>`;
+}
+
 function Chip({ request, colour, chosen, onPick, plain }) {
   const seen = useRef(false);
   const fresh = !seen.current;
@@ -67,8 +75,10 @@ const GONE = { lost: "no heartbeat", left: "left after its drain" };
 function Facts({ worker }) {
   if (worker.gone_ms !== null) return html`<p class="facts">${GONE[worker.status]} for ${duration(worker.gone_ms)}</p>`;
   const facts = [worker.role === "decode" ? `rows ${worker.rows}/${worker.max_rows}` : `queue ${worker.queue}`];
-  if (worker.role === "prefill" && worker.queue_tokens) facts.push(`${short(worker.queue_tokens)} tok wait`);
-  if (worker.tok_s !== null) facts.push(`${short(worker.tok_s)} tok/s`);
+  const unit = worker.role === "encode" ? "rows" : "tok";
+  if (worker.role !== "decode" && worker.queue_tokens) facts.push(`${short(worker.queue_tokens)} ${unit} wait`);
+  if (worker.tok_s !== null) facts.push(`${short(worker.tok_s)} ${unit}/s`);
+  if (worker.role === "encode" && worker.media) facts.push(`${whole(worker.media.num_encoded)} embeddings, ${size(worker.media.num_bytes)}`);
   if (worker.hit_ratio !== null) facts.push(`hit ${percent(worker.hit_ratio)}`);
   if (worker.step_age_ms > 1000) facts.push(`in one step for ${duration(worker.step_age_ms)}`);
   return html`<p class="facts">${facts.join(" · ")}</p>`;
@@ -79,7 +89,7 @@ function Worker({ worker, requests, demo, children }) {
   return html`<article class=${`card ${worker.status}`} data-worker=${worker.id} data-role=${worker.role} data-status=${worker.status}>
     <div class="name"><h4>${worker.id}</h4><span class=${`tag ${worker.status}`}>${worker.status}</span></div>
     <${Facts} worker=${worker} />
-    ${there && html`<${PageBar} worker=${worker} />`}
+    ${there && (worker.role === "encode" && worker.media ? html`<${MediaBar} worker=${worker} />` : html`<${PageBar} worker=${worker} />`)}
     ${children}
     ${demo && there && html`<div class="acts">
       <button class="small danger" onClick=${() => act("kill", worker.id)} aria-label=${`Kill ${worker.id}`}>Kill</button>
@@ -103,6 +113,7 @@ function Flow({ cluster, chosen, onPick, tab }) {
   const moving = of(["sealed"]);
   const decoding = of(["decoding"]);
   const prefills = cluster.workers.filter((worker) => worker.role === "prefill");
+  const encodes = cluster.workers.filter((worker) => worker.role === "encode");
   const decodes = cluster.workers.filter((worker) => worker.role === "decode");
   const tokens = (workers) => short(workers.reduce((sum, worker) => sum + (worker.tok_s || 0), 0));
   const cut = cluster.num_requests - requests.length;
@@ -119,6 +130,8 @@ function Flow({ cluster, chosen, onPick, tab }) {
         <ul class="rows">${prefilling.filter((each) => each.prefill === worker.id).slice(0, MAX_ROWS).map((each) => html`<li key=${each.id}>${chip(each, "prefill")}<span class="prog" aria-hidden="true"><i></i></span><span class="mut">${short(each.prompt)} tok · ${duration(each.age)}</span></li>`)}</ul>
       <//>`)}
       ${!own && !prefills.length && html`<p class="mut">No prefill worker.</p>`}
+      ${encodes.length > 0 && html`<section aria-label="Encode workers"><p class="mut">Encode images for prefill:</p>
+        ${encodes.map((worker) => html`<${Worker} key=${worker.id} worker=${worker} demo=${cluster.demo} />`)}</section>`}
     <//>
     <${Lane} name="Transfer" count=${moving.length} note="GiB/s and path" colour="transfer" on=${tab === 2}>
       <ul class="rows only-phone">${cluster.links.slice(0, 10).map((link) => html`<li key=${link.from + link.to}><span>${link.from} → ${link.to}</span><span class="sp"></span><b class=${link.state === "up" ? "" : "bad"}>${linkLabel(link)}</b></li>`)}</ul>

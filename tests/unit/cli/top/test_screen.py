@@ -27,6 +27,14 @@ def test_a_small_terminal_shows_every_section():
     assert "[q]uit" in lines[-1]
 
 
+def test_an_encode_worker_shows_its_queue_and_embeddings():
+    media = {"num_held": 9, "num_encoded": 7, "num_bytes": 96 << 20, "max_bytes": 256 << 20}
+    encode = worker("encode-0", "encode", rows=0, total_pages=0, pages={}, hit_ratio=None, media=media)
+    lines = screen(msgspec.structs.replace(SNAPSHOT, workers=(*SNAPSHOT.workers, encode)), width=100)
+    assert " encode  encode-0  ready        -      3   5.1k    - [#####.......] 7 embeddings, 96.0/256 MiB" in lines
+    assert [line.split()[0] for line in lines[2:6]] == ["prefill", "encode", "decode", "decode"]
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (200, 60), (20, 8)])
 def test_a_screen_has_exactly_the_terminals_size(width, height):
     many = msgspec.structs.replace(

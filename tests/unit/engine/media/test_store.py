@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import AttemptId, RequestId
+from baton.domain.worker import MediaCounts
 from baton.engine.media.store import KEEP_S, HeldMedia, MediaKey, MediaStore
 
 Store = MediaStore[str, str]
@@ -107,4 +108,7 @@ def test_bytes_never_exceed_the_bound_and_pins_hold(steps: list[tuple[str, int, 
             case _:
                 pass
         assert 0 <= store.num_bytes <= 100
+        found = [store.peek(key(each)) for each in range(6)]
+        rows = [each.rows for each in found if each is not None]
+        assert store.counts == MediaCounts(len(rows), sum(r is not None for r in rows), store.num_bytes, 100)
         assert all(store.find(k) is not None for keys in pinned.values() for k in keys)
