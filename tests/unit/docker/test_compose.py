@@ -174,6 +174,19 @@ def test_the_gpu_overlay_gives_each_kind_a_gpu_and_the_verbs():
     assert gpus == [["0"], ["1"]]
 
 
+def test_encode_workers_of_the_gpu_overlay_are_built_and_typed_as_prefill():
+    """All workers have one image, so a build for CPUs would replace theirs; and prefill takes its own dtype only."""
+    encode, prefill = GPU["services"]["encode"], GPU["services"]["prefill"]
+    refuse_unknown_variables(COMMANDS.values(), encode["environment"])
+    assert encode["build"] == prefill["build"]
+    assert COMPOSE["services"]["encode"]["image"] == COMPOSE["services"]["prefill"]["image"]
+    for name in ("BATON_DTYPE", "BATON_DEVICE"):
+        assert encode["environment"][name] == prefill["environment"][name]
+    (device,) = encode["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert "devices" not in encode, "it has no pages to move"
+
+
 def test_ports_without_authentication_bind_to_loopback():
     ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
     assert len(ports) == 4
