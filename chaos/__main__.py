@@ -21,6 +21,7 @@ from rich.console import Console
 from chaos.checks.oracle import Oracle
 from chaos.clients.client import ChaosClient
 from chaos.harness import ChaosHarness
+from chaos.image_phases import image_shape
 from chaos.matrix import Cell, CellResult, all_cells, prepare, run_cell
 from chaos.report import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
 from chaos.soak import Soak
@@ -42,26 +43,41 @@ def main(arguments: list[str]) -> int:
 
 
 async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> int:
-    shape = ClusterShape(transport=options.transport)
     cells = [
         cell for cell in all_cells(options.transport) if any(words in str(cell) for words in options.cells or [""])
     ]
+    shapes = (ClusterShape(transport=options.transport), image_shape(options.transport))
     results: list[CellResult] = []
-    async with running_cluster(shape, logs) as cluster:
-        harness = ChaosHarness(
-            cluster, ChaosClient(cluster.http, shape.model), Oracle(), options.hold_s, options.redis_hold_s
-        )
-        await prepare(harness)
-        for cell in cells * options.repeat:
-            results.append(await _run_cell(cell, harness, console))
-            if options.json is not None:  # now, so an interrupted run keeps its results
-                options.json.write_text(as_json(results))
+    for shape in shapes:  # images need another model, and so another cluster
+        own = [cell for cell in cells if cell.phase.has_image == bool(shape.num_encode)]
+        if own:
+            await _run_cells(own * options.repeat, shape, logs, options, results, console)
     console.print(terminal_table(results))
     if options.write is not None:
         write_into(options.write, "matrix", markdown_table(results))
     failed = [result for result in results if result.problems]
     console.print(f"{len(results) - len(failed)} of {len(results)} cells passed")
     return int(bool(failed))
+
+
+async def _run_cells(
+    cells: list[Cell],
+    shape: ClusterShape,
+    logs: Path,
+    options: argparse.Namespace,
+    results: list[CellResult],
+    console: Console,
+) -> None:
+    """Adds the results of cells on one cluster to `results`."""
+    async with running_cluster(shape, logs) as cluster:
+        harness = ChaosHarness(
+            cluster, ChaosClient(cluster.http, shape.model), Oracle(), options.hold_s, options.redis_hold_s
+        )
+        await prepare(harness)
+        for cell in cells:
+            results.append(await _run_cell(cell, harness, console))
+            if options.json is not None:  # now, so an interrupted run keeps its results
+                options.json.write_text(as_json(results))
 
 
 async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> int:

@@ -37,9 +37,11 @@ class ClusterFault(enum.Enum):
 
     KILL_PREFILL = "kill -9 prefill"
     KILL_DECODE = "kill -9 decode"
+    KILL_ENCODE = "kill -9 encode"
     KILL_ROUTER = "kill -9 router"
     STOP_PREFILL = "SIGSTOP prefill"
     STOP_DECODE = "SIGSTOP decode"
+    STOP_ENCODE = "SIGSTOP encode"
     STOP_ROUTER = "SIGSTOP router"
     PARTITION_WORKERS = "decode | prefill"
     PARTITION_ROUTER_PREFILL = "router | prefill"
@@ -95,7 +97,8 @@ class ClusterFault(enum.Enum):
 
 _TRANSIENT = frozenset(
     {
-        ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ROUTER, ClusterFault.PARTITION_WORKERS,
+        ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ENCODE, ClusterFault.STOP_ROUTER,
+        ClusterFault.PARTITION_WORKERS,
         ClusterFault.PARTITION_ROUTER_PREFILL, ClusterFault.PARTITION_ROUTER_DECODE, ClusterFault.SLOW_LINK,
         ClusterFault.FLIP_ALWAYS, ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
         ClusterFault.FILL_DISK, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK,
@@ -120,9 +123,18 @@ _WHILE_SHARING = frozenset(
 )
 """Those of a source that is a prefill worker: both workers have one role, so no link between roles is theirs."""
 
+_OF_ENCODE = frozenset({ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE})
+_WHILE_ENCODING = _OF_ENCODE | {ClusterFault.KILL_ROUTER, ClusterFault.HANG_UP}
+"""Of an image that is on its way to its encode worker: which prefill worker will pull it is not known yet."""
+_WHILE_PULLING = _WHILE_ENCODING | {ClusterFault.KILL_PREFILL, ClusterFault.STOP_PREFILL}
+
 
 def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
     """True if the fault can hit the phase: bits flip, and links throttle, only while pages pass a proxy."""
+    if phase.has_image:
+        return fault in (_WHILE_ENCODING if phase is RequestPhase.ENCODING else _WHILE_PULLING)
+    if fault in _OF_ENCODE:
+        return False
     if fault is ClusterFault.CORRUPT_SOURCE and phase not in _SETTLED_AT_SOURCE:
         return False
     if fault is ClusterFault.CORRUPT_CACHES and phase not in (RequestPhase.SEALED, RequestPhase.DECODING):
@@ -238,9 +250,11 @@ async def _silent_clients(harness: ChaosHarness, context: PhaseContext) -> None:
 _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[None]]] = {
     ClusterFault.KILL_PREFILL: lambda harness, context: _kill(harness, context.prefill),
     ClusterFault.KILL_DECODE: lambda harness, context: _kill(harness, context.decode),
+    ClusterFault.KILL_ENCODE: lambda harness, context: _kill(harness, context.encode),
     ClusterFault.KILL_ROUTER: lambda harness, context: _kill(harness, context.router),
     ClusterFault.STOP_PREFILL: lambda harness, context: _stop(harness, context.prefill),
     ClusterFault.STOP_DECODE: lambda harness, context: _stop(harness, context.decode),
+    ClusterFault.STOP_ENCODE: lambda harness, context: _stop(harness, context.encode),
     ClusterFault.STOP_ROUTER: lambda harness, context: _stop(harness, context.router),
     ClusterFault.PARTITION_WORKERS: lambda harness, context: _partition(harness, context.decode, context.prefill),
     ClusterFault.PARTITION_ROUTER_PREFILL: lambda harness, context: _partition(

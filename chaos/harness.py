@@ -43,6 +43,7 @@ class PhaseContext:
     other_router: str
     prefill: str = ""
     decode: str = ""
+    encode: str = ""
     snapshot: StoreSnapshot | None = None
 
 

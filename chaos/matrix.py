@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 from chaos.checks.store_watcher import StoreWatcher
 from chaos.clients.client import StreamEnd
+from chaos.clients.pictures import ASK, IMAGE_REQUESTS
 from chaos.clients.requests import ALL, FIRST_TURN, SHORT, second_turn
 from chaos.faults import ClusterFault, inject_fault, is_applicable, restore_redis_memory
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
+from chaos.image_phases import end_slow_links
 from chaos.phases import THROTTLED, RequestPhase, follow_request, reach_phase
 from chaos.store_faults import take_snapshot
 from chaos.testbed.bit_flipper import FlipBudget
@@ -130,6 +132,10 @@ def all_cells(transport: str) -> list[Cell]:
 async def prepare(harness: ChaosHarness) -> None:
     """Learns the undisturbed answers at the first router."""
     url = harness.cluster.processes[harness.cluster.names("router")[0]].url
+    if harness.cluster.shape.num_encode:
+        await harness.oracle.record_answers(harness.client, url, IMAGE_REQUESTS)
+        await harness.cluster.wait_idle(IDLE_TIMEOUT_S)
+        return
     await harness.oracle.record_answers(harness.client, url, ALL)
     (answer,) = harness.oracle.answer(FIRST_TURN).choices
     await harness.oracle.record_answers(harness.client, url, [second_turn(answer.tokens)])
@@ -174,7 +180,8 @@ async def _run_phases(cell: Cell, harness: ChaosHarness, watcher: StoreWatcher) 
     budget = await _inject(cell, harness, context)
     if cell.loses_store:
         watcher.clear()
-    new_runs = [harness.ask(harness.with_fresh_salt(SHORT), context.other_router)]
+    newcomer = ASK if cell.phase.has_image else SHORT
+    new_runs = [harness.ask(harness.with_fresh_salt(newcomer), context.other_router)]
     new_runs += await _wait_for_answers(cell, harness, context, new_runs)
     return _check(cell, harness, context, new_runs, budget)
 
@@ -195,6 +202,7 @@ async def _inject(cell: Cell, harness: ChaosHarness, context: PhaseContext) -> F
         budget = await inject_fault(cell.second, harness, context) or budget
         harness.cluster.resume_stopped()
     harness.cluster.network.end(THROTTLED)
+    end_slow_links(harness)
     return budget
 
 

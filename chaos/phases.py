@@ -11,6 +11,8 @@
     decoding      tokens come, of a greedy, a seeded (n=2), a chat and a stop-string call at once
     last token    the client has all tokens but one
     streaming     a stream has begun that outlasts the first of two faults
+    encoding      the file of an image is on its way to an encode worker, over a slow link
+    pulling       its embedding is on its way from there to a prefill worker, over a slow link
 
 `reach_phase` is called by `matrix`.
 """
@@ -39,6 +41,7 @@ from chaos.clients.requests import (
     second_turn,
 )
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
+from chaos.image_phases import reach_encoding, reach_pulling
 from chaos.testbed.cluster import eventually
 from chaos.testbed.metrics import ProcessMetrics
 from chaos.testbed.proxy import LinkCondition
@@ -60,6 +63,13 @@ class RequestPhase(enum.Enum):
     DECODING = "decoding"
     LAST_TOKEN = "last token"
     STREAMING = "streaming"
+    ENCODING = "encoding"
+    PULLING = "pulling"
+
+    @property
+    def has_image(self) -> bool:
+        """True if it needs a model for images and encode workers: another cluster than that of the other phases."""
+        return self in (RequestPhase.ENCODING, RequestPhase.PULLING)
 
 
 async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContext:
@@ -84,6 +94,10 @@ async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContex
                 await _decode(harness, context)
             case RequestPhase.STREAMING:
                 await _ask(harness, context, MARATHON).transcript.wait_tokens(8)
+            case RequestPhase.ENCODING:
+                await reach_encoding(harness, context)
+            case RequestPhase.PULLING:
+                await reach_pulling(harness, context)
             case RequestPhase.LAST_TOKEN:
                 run = _ask(harness, context, SHORT)
                 await run.transcript.wait_tokens(int(SHORT.parameters["max_tokens"]) - 1)

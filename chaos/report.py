@@ -44,25 +44,35 @@ class CellTable:
         dropped = sum(result.num_dropped for result in results)
         return f"{passed}/{len(results)}, {gap_s:.1f} s" + (f", {dropped} sent again" if dropped else "")
 
+    @property
+    def phases(self) -> list[RequestPhase]:
+        """Phases that ran, in order."""
+        played = {phase for _, phase in self._by_cell}
+        return [phase for phase in RequestPhase if phase in played]
+
+    @property
+    def headings(self) -> list[str]:
+        """Names of the columns."""
+        return ["fault", *(phase.value for phase in self.phases)]
+
     def rows(self) -> list[list[str]]:
         """A row a fault: its name, then an entry a phase."""
-        return [[fault, *(self.entry(fault, phase) for phase in RequestPhase)] for fault in self.faults]
-
-
-HEADINGS = ["fault", *(phase.value for phase in RequestPhase)]
+        return [[fault, *(self.entry(fault, phase) for phase in self.phases)] for fault in self.faults]
 
 
 def terminal_table(results: Sequence[CellResult]) -> Table:
     """A table for the terminal."""
-    table = Table(*HEADINGS, title="passed/played, longest silence of a client that was answered")
-    for row in CellTable(results).rows():
+    cells = CellTable(results)
+    table = Table(*cells.headings, title="passed/played, longest silence of a client that was answered")
+    for row in cells.rows():
         table.add_row(*row)
     return table
 
 
 def markdown_table(results: Sequence[CellResult]) -> str:
     """A markdown table for the docs."""
-    return _markdown([HEADINGS, *CellTable(results).rows()])
+    cells = CellTable(results)
+    return _markdown([cells.headings, *cells.rows()])
 
 
 GROWTH_HEADINGS = ["process", "RSS, MiB", "slope over the half, MiB", "open files", "slope", "threads", "slope"]

@@ -1,4 +1,4 @@
-"""A cluster of real processes with faulty connections: Redis, routers, prefill and decode workers.
+"""A cluster of real processes with faulty connections: Redis, routers, prefill, decode and encode workers.
 
 Every server stands behind proxies of `network`, unless the shape has none: workers announce their proxies' addresses,
 and every process reaches Redis through its own proxy. Clients and checks connect directly. `recover` restarts dead
@@ -57,6 +57,7 @@ class ClusterShape:
     num_prefill: int = 2
     num_decode: int = 2
     num_routers: int = 2
+    num_encode: int = 0
     transport: str = "stream"
     model: str = "bundled"
     forks: bool = False
@@ -73,7 +74,8 @@ class ClusterShape:
     @property
     def names(self) -> dict[str, str]:
         """ChildProcess name -> role, in starting order."""
-        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "router": self.num_routers}
+        counts = {"encode": self.num_encode, "prefill": self.num_prefill, "decode": self.num_decode}
+        counts["router"] = self.num_routers
         return {f"{role}-{n}": role for role, count in counts.items() for n in range(count)}
 
 
@@ -246,7 +248,7 @@ class ChaosCluster:
             for w in workers
             if w.role is WorkerRole.DECODE
         ]
-        return present == set(self.names("prefill", "decode")) and all(prefills <= each for each in links)
+        return present == set(self.names("prefill", "decode", "encode")) and all(prefills <= each for each in links)
 
     async def _is_ready(self, router: str) -> bool:
         """True if a router reports all pairs, besides those of dead workers whose records have not expired."""
@@ -283,8 +285,10 @@ class ChaosCluster:
             self._num_spawned += 1
             id = f"{name}.{self._num_spawned}" if self.shape.new_ids else name
             flags |= {"worker-id": id, "advertise-address": advertised, "metrics-port": metrics_port}
-            flags |= {"dtype": "float32", "kv-memory-mib": 64, "transport": self.shape.transport}
-            flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
+            flags["dtype"] = "float32"
+            if role != "encode":
+                flags |= {"kv-memory-mib": 64, "transport": self.shape.transport}
+                flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
         environment = self.clocks.environment(name)
         self.processes[name] = spawn(name, role, flags, addresses, self._folder, environment, self._fork_server)

@@ -61,6 +61,10 @@ class ProxyNetwork:
         """Number of frames with page bytes from each server to each client, by (client, server)."""
         return Counter({pair: link_state.num_page_frames for pair, link_state in self._link_states.items()})
 
+    def passed_bytes(self) -> Counter[tuple[str, str]]:
+        """Bytes that have passed between each client and each server, by (client, server)."""
+        return Counter({pair: link_state.num_bytes for pair, link_state in self._link_states.items()})
+
     def heal(self) -> None:
         """Restores every link."""
         for link_state in self._link_states.values():

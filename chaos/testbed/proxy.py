@@ -45,11 +45,12 @@ HEALTHY = LinkCondition()
 class LinkState:
     """The present condition of one client's connections to one server; a change wakes its waiters.
 
-    `num_page_frames` counts frames with page bytes that the server has sent.
+    `num_page_frames` counts frames with page bytes that the server has sent, `num_bytes` the bytes of both directions.
     """
 
     def __init__(self) -> None:
         self.num_page_frames = 0
+        self.num_bytes = 0
         self._condition = HEALTHY
         self._changed = asyncio.Event()
         self._healed = asyncio.Event()
@@ -194,6 +195,7 @@ class _Direction:
                 num_before = self._flipper.num_page_frames
                 piece = self._flipper.feed(piece, self._link_state.condition.flips)
                 self._link_state.num_page_frames += self._flipper.num_page_frames - num_before
+            self._link_state.num_bytes += len(piece)
             writer.write(piece)
             await writer.drain()
 

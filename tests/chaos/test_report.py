@@ -24,9 +24,11 @@ def test_a_failed_cell_is_not_counted_as_passed() -> None:
     results = [
         result(RequestPhase.DECODING, ClusterFault.PARTITION_WORKERS),
         result(RequestPhase.DECODING, ClusterFault.PARTITION_WORKERS, "a gap"),
+        result(RequestPhase.QUEUED, ClusterFault.KILL_ROUTER),
     ]
     lines = markdown_table(results).splitlines()
-    assert lines[-1] == "| decode \\| prefill | - | - | - | - | - | - | 1/2, 1.2 s | - | - |"
+    assert lines[0] == "| fault | queued | decoding |", "only phases that ran"
+    assert lines[-1] == "| decode \\| prefill | - | 1/2, 1.2 s |"
 
 
 def test_calls_that_were_sent_again_are_told() -> None:
@@ -50,6 +52,16 @@ def test_bits_flip_only_where_pages_are_pending() -> None:
     assert {cell.phase for cell in cells} == set(RequestPhase)
     assert not is_applicable(RequestPhase.DECODING, ClusterFault.FLIP_ONCE, "stream")
     assert not any(cell.fault is ClusterFault.FLIP_ONCE for cell in all_cells("nixl"))
+
+
+def test_faults_of_encode_workers_hit_phases_with_images_only() -> None:
+    of_images = {str(cell) for cell in all_cells("stream") if cell.phase.has_image}
+    assert of_images == {str(cell) for cell in all_cells("nixl") if cell.phase.has_image}
+    assert "pulling x kill -9 prefill" in of_images
+    assert "encoding x kill -9 prefill" not in of_images, "nobody knows which one will pull"
+    faults = {ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE}
+    assert all(cell.phase.has_image for cell in all_cells("stream") if cell.fault in faults)
+    assert len(of_images) == 10
 
 
 def test_resource_growth_is_reported() -> None:
