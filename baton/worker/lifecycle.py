@@ -1,4 +1,4 @@
-"""Start, signals, crashes and drain of a worker process. Called by both workers' `app`.
+"""Start, signals, crashes and drain of a worker process. Called by each worker's `app`.
 
 Runs in the asyncio loop. Every end has this order: announce DRAINING, accept no new work, let running requests finish
 (bounded), close the server, withdraw. Independent of the role: a callback returns the number of requests left.
@@ -13,19 +13,29 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from baton.domain.ids import WorkerId
+import grpc
+
+from baton import __version__
+from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import ClusterTrust
-from baton.domain.worker import WorkerRole, WorkerStatus
+from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
+from baton.engine.thread import EngineLoop, EngineThread
+from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.groups import WorkerProcessSettings
+from baton.settings.model_source import model_name
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
 from baton.settings.ucx import prepare_environment
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
+from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.worker.registration import Registration, RegistrationLoss
+from baton.telemetry.metrics_server import start_metrics_server
+from baton.worker.address import advertised_address
+from baton.worker.registration import PATIENCE_TTLS, Registration, RegistrationLoss
+from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.worker_id import default_worker_id, require_free_id
 
 log = get_logger()
@@ -33,6 +43,8 @@ log = get_logger()
 EngineT = TypeVar("EngineT")
 T = TypeVar("T")
 EXIT_ID_TAKEN = 3
+ENGINE_STOP_S = 10.0
+"""Longest wait for the step in progress when the process ends."""
 CANCEL_AGAIN_S = 1.0
 """Wait for cancelled tasks before they are cancelled once more."""
 
@@ -217,3 +229,44 @@ async def run_worker(
             lifecycle = WorkerLifecycle(stop)
             await serve(engine, WorkerContext(worker_id, trust, store, lifecycle, stack))
             return lifecycle.exit_code
+
+
+def make_registration(
+    context: WorkerContext, settings: WorkerProcessSettings, record: Callable[[], WorkerRecord]
+) -> Registration:
+    """What keeps the worker's `record` in the registry, and ends the process once another one has its id."""
+    return Registration(
+        context.store,
+        record,
+        settings.heartbeat_interval_s,
+        context.lifecycle.on_registration_lost,
+        context.trust,
+        PATIENCE_TTLS * settings.worker_ttl_s,
+    )
+
+
+async def start_serving(
+    context: WorkerContext,
+    settings: WorkerProcessSettings,
+    role: WorkerRole,
+    incarnation: Incarnation,
+    loop: EngineLoop,
+    register: Callable[[grpc.aio.Server], None],
+) -> tuple[RunningServer, str] | None:
+    """Starts metrics, the engine's thread and the gRPC server, in this order; `register` adds the servicers.
+
+    Returns the server and the address to announce; None, with the server closed, for a worker that is stopped before
+    it has an address. Raises `OSError` if a port cannot be bound.
+    """
+    context.stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
+    start_series(__version__, role.value, model_name(settings.model), vllm_names=settings.vllm_names)
+    thread = EngineThread(loop, "baton-engine", context.lifecycle.on_crash)
+    thread.start()
+    context.stack.callback(thread.stop, ENGINE_STOP_S)
+    auth = ServerAuth(incarnation, context.trust, RejectedCallLog().record)
+    server = await start_server(settings.host, settings.port, register, auth)
+    address = await context.lifecycle.unless_stopped(advertised_address(settings, server.port))
+    if address is None:
+        await server.stop(0.0)
+        return None
+    return server, address

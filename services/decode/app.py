@@ -6,7 +6,6 @@ from functools import partial
 
 import grpc
 
-from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.timing.step_time import StepTimeModel
 from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerRecord, WorkerRole
@@ -22,14 +21,13 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
-from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.kv.swap_space import SwapSpace
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc, worker_pb2_grpc
-from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.rpc.server import RunningServer
 from baton.services.decode.commands import DecodeCommand
 from baton.services.decode.handoff_client import HandoffClient
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
@@ -48,13 +46,10 @@ from baton.services.decode.settings import DecodeSettings
 from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
-from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_pullers, make_source, usable_transports
 from baton.transfer.stream import StreamSource
-from baton.worker.address import advertised_address
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
@@ -62,11 +57,9 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
-from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
-from baton.worker.registration import PATIENCE_TTLS, Registration
-from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
@@ -74,7 +67,6 @@ from baton.worker.streams import AttemptStreams
 
 log = get_logger()
 
-ENGINE_STOP_S = 10.0
 SERVER_GRACE_S = 1.0
 WATCH_TIMEOUT_S = 5.0
 """Longest silence of a watched handoff; here nobody has anything to watch."""
@@ -97,6 +89,7 @@ class _Worker:
 
     def __init__(self, settings: DecodeSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
+        self._context = context
         self._trust = context.trust
         self._engine = engine
         self._store = context.store
@@ -107,14 +100,7 @@ class _Worker:
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[DecodeCommand] = Mailbox(4 * settings.max_rows + 64)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
-        self._registration = Registration(
-            context.store,
-            self._record,
-            settings.heartbeat_interval_s,
-            lifecycle.on_registration_lost,
-            context.trust,
-            PATIENCE_TTLS * settings.worker_ttl_s,
-        )
+        self._registration = make_registration(context, settings, self._record)
         transports = usable_transports(settings.transport.value)
         memory = engine.memory
         self._sources = {}
@@ -152,19 +138,13 @@ class _Worker:
 
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
-        settings, stack = self._settings, self._stack
-        stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
-        start_series(__version__, "decode", self._model, vllm_names=settings.vllm_names)
-        thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
-        thread.start()
-        stack.callback(thread.stop, ENGINE_STOP_S)
-        auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
-        server = await start_server(settings.host, settings.port, self._register, auth)
-        address = await self._lifecycle.unless_stopped(advertised_address(settings, server.port))
-        if address is None:
-            await server.stop(0.0)
+        settings = self._settings
+        serving = await start_serving(
+            self._context, settings, WorkerRole.DECODE, self._incarnation, self._loop, self._register
+        )
+        if serving is None:
             return
-        self._address = address
+        server, self._address = serving
         log.info(
             "decode_serving",
             address=self._address,

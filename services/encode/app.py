@@ -6,13 +6,10 @@ from functools import partial
 
 import grpc
 
-from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import IMAGE, TEXT, WorkerBudgets, WorkerRecord, WorkerRole
 from baton.engine.mailbox import Mailbox
-from baton.engine.thread import EngineThread
 from baton.rpc.gen import encode_pb2_grpc, worker_pb2_grpc
-from baton.rpc.server import ServerAuth, start_server
 from baton.services.encode.commands import EncodeCommand
 from baton.services.encode.engine import EncodeEngine, build_engine
 from baton.services.encode.loop import EncodeLoop
@@ -20,25 +17,19 @@ from baton.services.encode.scheduler import EncodeScheduler
 from baton.services.encode.server import EncodeServicer
 from baton.services.encode.settings import EncodeSettings
 from baton.settings.model_source import model_name
-from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics_server import start_metrics_server
-from baton.worker.address import advertised_address
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
-from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
 from baton.worker.media.media_receiver import MediaReceiver, media_limits
 from baton.worker.recent_attempts import RecentAttempts
-from baton.worker.registration import PATIENCE_TTLS, Registration
-from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
 
 log = get_logger()
 
-ENGINE_STOP_S = 10.0
 SERVER_GRACE_S = 1.0
 MAX_COMMANDS = 1024
 
@@ -66,34 +57,21 @@ class _Worker:
         self._mailbox: Mailbox[EncodeCommand] = Mailbox(MAX_COMMANDS)
         scheduler = EncodeScheduler(engine.store, settings.encode_budget_tokens)
         self._loop = EncodeLoop(self._mailbox, scheduler, engine.encoder, lifecycle.on_idle)
-        self._registration = Registration(
-            context.store,
-            self._record,
-            settings.heartbeat_interval_s,
-            lifecycle.on_registration_lost,
-            context.trust,
-            PATIENCE_TTLS * settings.worker_ttl_s,
-        )
+        self._registration = make_registration(context, settings, self._record)
         rules = BudgetRules(WorkerRole.ENCODE, page_size=1)
         self._budgets = BudgetControl(rules, self._mailbox, WorkerBudgets, self._registration.announce)
         self._address = ""
 
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
-        settings, stack = self._settings, self._context.stack
-        stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
-        start_series(__version__, WorkerRole.ENCODE.value, self._model, vllm_names=settings.vllm_names)
-        thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
-        thread.start()
-        stack.callback(thread.stop, ENGINE_STOP_S)
-        auth = ServerAuth(self._incarnation, self._context.trust, RejectedCallLog().record)
-        server = await start_server(settings.host, settings.port, self._register, auth)
-        address = await self._lifecycle.unless_stopped(advertised_address(settings, server.port))
-        if address is None:
-            await server.stop(0.0)
+        settings = self._settings
+        serving = await start_serving(
+            self._context, settings, WorkerRole.ENCODE, self._incarnation, self._loop, self._register
+        )
+        if serving is None:
             return
-        self._address = address
-        log.info("encode_serving", address=address, worker=self._context.worker_id)
+        server, self._address = serving
+        log.info("encode_serving", address=self._address, worker=self._context.worker_id)
         await self._lifecycle.run(
             self._registration,
             log_status_forever(self._loop.activity, self._loop.load),

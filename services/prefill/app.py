@@ -8,7 +8,6 @@ from functools import partial
 import grpc
 import torch
 
-from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import CAPABILITIES, EMBEDDINGS, IMAGE, LOWER_TIER, NO_TOWER, TEXT, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine, resolve_device
@@ -19,7 +18,6 @@ from baton.engine.handoff.page_source import ImportCostModel
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
-from baton.engine.thread import EngineThread
 from baton.engine.tiers.start import TierFiles, open_file_tier, open_host_tier
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
@@ -28,7 +26,7 @@ from baton.kv.tiers.lower_tier import LowerTier
 from baton.kv.tiers.tier_stack import TierStack
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
-from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.rpc.server import RunningServer
 from baton.services.prefill.commands import PrefillCommand, TierEnded
 from baton.services.prefill.loop import PrefillLoop
 from baton.services.prefill.media_gate import MediaGate
@@ -41,26 +39,21 @@ from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.services.prefill.settings import PrefillSettings
 from baton.settings.groups import MIB
 from baton.settings.model_source import model_name
-from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
-from baton.worker.address import advertised_address
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
-from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
 from baton.worker.media.media_receiver import MediaReceiver, media_limits
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
-from baton.worker.registration import PATIENCE_TTLS, Registration
-from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
@@ -68,7 +61,6 @@ from baton.worker.streams import AttemptStreams
 
 log = get_logger()
 
-ENGINE_STOP_S = 10.0
 SERVER_GRACE_S = 1.0
 IMPORT_SHARE = 0.25
 """Of the pool: most pages that imports of cached pages read into at once."""
@@ -93,6 +85,7 @@ class _Worker:
 
     def __init__(self, settings: PrefillSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
+        self._context = context
         self._trust, self._store = context.trust, context.store
         self._engine = engine
         self._lifecycle = lifecycle = context.lifecycle
@@ -106,14 +99,7 @@ class _Worker:
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
         self._events.attach(engine.cache, start_kv_events(settings, engine.geometry.page_size, stack))
-        self._registration = Registration(
-            context.store,
-            self._record,
-            settings.heartbeat_interval_s,
-            lifecycle.on_registration_lost,
-            context.trust,
-            PATIENCE_TTLS * settings.worker_ttl_s,
-        )
+        self._registration = make_registration(context, settings, self._record)
         self._peers: PeerReader | None = None
         if settings.shares_pages:
             announce_soon = self._registration.announce_soon
@@ -133,19 +119,13 @@ class _Worker:
 
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
-        settings, stack = self._settings, self._stack
-        stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
-        start_series(__version__, "prefill", self._model, vllm_names=settings.vllm_names)
-        thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
-        thread.start()
-        stack.callback(thread.stop, ENGINE_STOP_S)
-        auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
-        server = await start_server(settings.host, settings.port, self._register, auth)
-        address = await self._lifecycle.unless_stopped(advertised_address(settings, server.port))
-        if address is None:
-            await server.stop(0.0)
+        settings = self._settings
+        serving = await start_serving(
+            self._context, settings, WorkerRole.PREFILL, self._incarnation, self._loop, self._register
+        )
+        if serving is None:
             return
-        self._address = address
+        server, self._address = serving
         log.info(
             "prefill_serving",
             address=self._address,
