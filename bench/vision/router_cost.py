@@ -25,7 +25,7 @@ class ParsingTimer:
 
     def __init__(self, directory: Path) -> None:
         text = TextModel.load(directory)
-        images = read_image_model(directory, text.added_token)
+        images = read_image_model(directory, text.added_token, text.encode)
         validator = RequestValidator(text, "m", MAX_MODEL_LEN, 60.0, images=images)
         self._parser = RequestParser(validator, text, "bench")
 

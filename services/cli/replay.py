@@ -84,7 +84,7 @@ def replay(
 async def _replay(id: RequestId, settings: ReplaySettings) -> int:
     directory = resolve_model(settings.model, ModelFiles.TEXT)
     text = TextModel.load(directory)
-    images = read_image_model(directory, text.added_token)
+    images = read_image_model(directory, text.added_token, text.encode)
     store = await connect(settings.redis_url, trust=read_trust(settings))
     try:
         sequences = await replay_call(id, store, text, settings, images)

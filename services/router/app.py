@@ -129,7 +129,7 @@ async def serve(settings: RouterSettings) -> int:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory, settings.chat_template)
         text.choose_formats(settings.reasoning_parser.value, settings.tool_parser.value, settings.reasoning_fields)
-        images = await asyncio.to_thread(read_image_model, directory, text.added_token)
+        images = await asyncio.to_thread(read_image_model, directory, text.added_token, text.encode)
         if images.reason:
             log.warning("images_not_served", why=images.reason)
         freeze_gc()

@@ -108,7 +108,7 @@ class ServedModel:
 
     def __init__(self, decoder: DecoderChoice) -> None:
         self._text = TextModel.load(VISION_DIR)
-        self._images = read_image_model(VISION_DIR, self._text.added_token)
+        self._images = read_image_model(VISION_DIR, self._text.added_token, self._text.encode)
         self._processor = ImageProcessor(VISION_DIR, vision_spec("llava"))
         self._model = load_model(VISION_DIR, dtype=DtypeChoice.FLOAT32, page_size=8, decoder=decoder, vision=True)
         self._embeddings: dict[bytes, MediaEmbedding] = {}

@@ -65,9 +65,9 @@ def load_vision_weights(
 
     Raises what `load_weights` raises.
     """
-    whole = _load_whole(config, device, on_progress)
-    text = VisionTextModel(whole.model.language_model, whole.lm_head)
-    del whole.model.language_model  # the layers may be packed, which must free the plain ones
+    whole, part = _load_whole(config, device, on_progress), _text_part(config)
+    text = VisionTextModel(getattr(whole.model, part), whole.lm_head)
+    delattr(whole.model, part)  # the layers may be packed, which must free the plain ones
     return text, VisionTower(whole.model)
 
 
@@ -84,8 +84,14 @@ def load_tower(config: ModelConfig, device: str = "cpu", on_progress: OnProgress
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
     whole = _load_whole(config, device, on_progress, stock)
-    del whole.model.language_model
+    delattr(whole.model, _text_part(config))
     return VisionTower(whole.model)
+
+
+def _text_part(config: ModelConfig) -> str:
+    """The name of the text model in the whole one."""
+    assert config.vision is not None
+    return config.vision.text_part
 
 
 def _load_whole(config: ModelConfig, device: str, on_progress: OnProgress | None, stock: Any = None) -> Any:

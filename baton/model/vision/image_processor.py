@@ -22,6 +22,9 @@ from baton.model.vision.spec import VisionSpec
 
 Inputs = Mapping[str, torch.Tensor]
 
+NO_INPUTS = frozenset({"num_patches", "pixel_attention_mask", "rows", "cols"})
+"""What processors make beside the inputs of a tower. Tiles of Idefics3 have one size, so their mask masks nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
@@ -60,7 +63,7 @@ class ImageProcessor:
 
         image = Image.frombytes("RGB", (width, height), pixels)
         made = self._processor(images=[image], return_tensors="pt", **self._options(detail == LOW_DETAIL))
-        inputs = {name: tensor for name, tensor in made.items() if name != "num_patches"}
+        inputs = {name: tensor for name, tensor in made.items() if name not in NO_INPUTS}
         return PreparedImage(inputs, *self._count(inputs))
 
     def _options(self, low: bool) -> dict[str, Any]:
@@ -70,6 +73,9 @@ class ImageProcessor:
         match self._spec.model_type:
             case "internvl":
                 options["crop_to_patches"] = True
+            case "idefics3" | "smolvlm" if low:
+                longest, tile = size.longest_edge, self._processor.max_image_size["longest_edge"]
+                options["size"] = {"longest_edge": min(longest, max(tile, math.isqrt(longest**2 // 2)))}
             case "mistral3":
                 options["patch_size"] = self._line_side
                 if low:
@@ -95,6 +101,10 @@ class ImageProcessor:
             return frames * grid.height * grid.width, grid
         pixels = inputs["pixel_values"]
         match self._spec.model_type:
+            case "idefics3" | "smolvlm":
+                side = config.vision_config.patch_size
+                per_tile = (pixels.shape[-2] // side) * (pixels.shape[-1] // side) // config.scale_factor**2
+                return int(pixels[0].flatten(1).any(1).sum()) * per_tile, None  # the tower leaves out tiles of zeros
             case "internvl":
                 side = config.vision_config.patch_size[0]
                 per_tile = (pixels.shape[-2] // side) * (pixels.shape[-1] // side) * config.downsample_ratio**2

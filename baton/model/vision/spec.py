@@ -15,11 +15,15 @@ from baton.model.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
-    """A type of which `text_types` may be the text model. `has_grid`: positions have three axes."""
+    """A type of which `text_types` may be the text model. `has_grid`: positions have three axes.
+
+    `text_part`: the name of the text model in transformers' whole model.
+    """
 
     model_type: str
     text_types: tuple[str, ...]
     has_grid: bool = False
+    text_part: str = "language_model"
 
     def text_config(self, whole: Any) -> Any:
         """The config of the text model in `whole`, transformers' config. Raises `UnsupportedModel` for another one."""
@@ -39,20 +43,20 @@ class VisionSpec:
 VISION: Mapping[str, VisionSpec] = {
     spec.model_type: spec
     for spec in (
+        VisionSpec("idefics3", ("llama",), text_part="text_model"),
         VisionSpec("internvl", ("qwen2",)),
         VisionSpec("llava", ("llama",)),
         VisionSpec("mistral3", ("mistral",)),
         VisionSpec("qwen2_vl", ("qwen2_vl_text",), has_grid=True),
         VisionSpec("qwen2_5_vl", ("qwen2_5_vl_text",), has_grid=True),
         VisionSpec("qwen3_vl", ("qwen3_vl_text",), has_grid=True),
+        VisionSpec("smolvlm", ("llama",), text_part="text_model"),
     )
 }
 
 NOT_SERVED: Mapping[str, str] = {
     "gemma3": "its attention is bidirectional inside an image, and a cut may fall there",
-    "idefics3": "its images have not been compared with its own generate() yet",
     "llava_next": "its images have rows that are no placeholders' (image_newline)",
-    "smolvlm": "its images have not been compared with its own generate() yet",
 }
 """Types that are served on text only, with the reason."""
 

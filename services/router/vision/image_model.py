@@ -14,6 +14,7 @@ from baton.domain.media.span import MAX_SPANS, MediaSpan
 from baton.services.router.generation import MediaFile
 from baton.services.router.vision.data_url import decode_data_url
 from baton.services.router.vision.expansion.config_reader import UnknownProcessor
+from baton.services.router.vision.expansion.idefics import Encode
 from baton.services.router.vision.expansion.image_tokens import ImageRules, ImageTokens
 from baton.services.router.vision.expansion.reader import TokenId, read_image_rules
 from baton.services.router.vision.headers.image_header import UnreadableImage
@@ -99,10 +100,10 @@ class ImageModel:
         return (*tokens, *prompt[start:]), spans
 
 
-def read_image_model(directory: Path, token_id: TokenId) -> ImageModel:
+def read_image_model(directory: Path, token_id: TokenId, encode: Encode) -> ImageModel:
     """What the files in `directory` say about images. Raises `OSError` and `ValueError` for unreadable ones."""
     try:
-        rules = read_image_rules(directory, token_id)
+        rules = read_image_rules(directory, token_id, encode)
     except UnknownProcessor as error:
         return ImageModel(reason=str(error))
     return ImageModel() if rules is None else ImageModel(rules, processor_digest(directory))

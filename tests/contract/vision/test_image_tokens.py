@@ -24,6 +24,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from baton.services.router.vision.expansion.config_reader import UnknownProcessor
+from baton.services.router.vision.expansion.idefics import Encode
 from baton.services.router.vision.expansion.image_tokens import ImageRules
 from baton.services.router.vision.expansion.reader import read_image_rules
 
@@ -59,12 +60,16 @@ def _rules(
     ids = {"image_token_id": tokenizer.token_to_id(placeholder)}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vision_config": {}, **ids, **config}))
     (tmp_path / "processor_config.json").write_text(json.dumps(processor))
-    rules = read_image_rules(tmp_path, tokenizer.token_to_id)
+    rules = read_image_rules(tmp_path, tokenizer.token_to_id, encoder(tokenizer))
     assert rules is not None
     return rules
 
 
-def _check(rules: ImageRules, tokenizer: Tokenizer, size: tuple[int, int], text: str) -> None:
+def encoder(tokenizer: Tokenizer) -> Encode:
+    return lambda text, *, add_special_tokens: tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+def check_tokens(rules: ImageRules, tokenizer: Tokenizer, size: tuple[int, int], text: str) -> None:
     width, height = size
     tokens = rules.expand(width, height)
     assert list(tokens.ids) == tokenizer.encode(text).ids, size
@@ -90,7 +95,7 @@ def test_llava(tmp_path, tokenizer):
                 ]
             }
             this = SimpleNamespace(image_token="<image>", **config)
-            _check(rules, tokenizer, size, LlavaProcessor.replace_image_token(this, inputs, 0))
+            check_tokens(rules, tokenizer, size, LlavaProcessor.replace_image_token(this, inputs, 0))
 
 
 def test_llava_of_before_its_processor_had_a_config(tmp_path, tokenizer):
@@ -117,7 +122,7 @@ def test_qwen(tmp_path, tokenizer, kind, patch_size):
         text = owner.replace_image_token(
             SimpleNamespace(image_token="<|image_pad|>", image_processor=image), {"image_grid_thw": grid}, 0
         )
-        _check(rules, tokenizer, size, text)
+        check_tokens(rules, tokenizer, size, text)
         tokens = rules.expand(*size)
         assert tokens.grid is not None
         assert [1, 2 * tokens.grid.height, 2 * tokens.grid.width] == torch.as_tensor(grid[0]).tolist()
@@ -128,7 +133,7 @@ def test_qwen_with_bounds_of_an_older_config(tmp_path, tokenizer):
     rules = _rules(tmp_path, tokenizer, "qwen2_vl", image, {})
     config = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 56 * 112}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
-    assert read_image_rules(tmp_path, tokenizer.token_to_id) == rules
+    assert read_image_rules(tmp_path, tokenizer.token_to_id, encoder(tokenizer)) == rules
     assert rules.expand(500, 500).num_rows <= 8
 
 
@@ -142,7 +147,7 @@ def test_internvl(tmp_path, tokenizer):
         for size in SIZES[::2]:
             inputs = image(_blank(size), input_data_format="channels_last", **InternVLProcessor.images_kwargs)
             this = SimpleNamespace(image_seq_length=4, **names)
-            _check(rules, tokenizer, size, InternVLProcessor.replace_image_token(this, inputs, 0))
+            check_tokens(rules, tokenizer, size, InternVLProcessor.replace_image_token(this, inputs, 0))
 
 
 @pytest.fixture
@@ -166,7 +171,7 @@ def test_pixtral(tmp_path, tokenizer, pixtral_processor, patch_size, merge):
     for size in SIZES:
         inputs = image(_blank(size), input_data_format="channels_last", patch_size=patch_size * merge)
         text = pixtral_processor.replace_image_token(SimpleNamespace(**config, **names), inputs, 0)
-        _check(rules, tokenizer, size, text)
+        check_tokens(rules, tokenizer, size, text)
 
 
 def test_low_detail_is_half_of_the_pixels(tmp_path, tokenizer):
@@ -181,10 +186,10 @@ def test_low_detail_is_half_of_the_pixels(tmp_path, tokenizer):
 
 def test_a_model_of_text_has_no_rules(tmp_path, tokenizer):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert read_image_rules(tmp_path, tokenizer.token_to_id) is None
+    assert read_image_rules(tmp_path, tokenizer.token_to_id, encoder(tokenizer)) is None
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "llava_next", "mllama"])
+@pytest.mark.parametrize("kind", ["gemma3", "idefics2", "llava_next", "mllama"])
 def test_other_processors_are_refused_by_name(tmp_path, tokenizer, kind):
     image = Qwen2VLImageProcessorPil()
     with pytest.raises(UnknownProcessor, match=f"'{kind}' is none of"):
@@ -206,10 +211,10 @@ def test_absurd_configs_are_refused(tmp_path, tokenizer):
         path = tmp_path / "preprocessor_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
         with pytest.raises(UnknownProcessor):
-            read_image_rules(tmp_path, tokenizer.token_to_id)
+            read_image_rules(tmp_path, tokenizer.token_to_id, encoder(tokenizer))
 
 
 def _rules_without_image(tmp_path, tokenizer: Tokenizer) -> None:
     config = {"model_type": "qwen2_vl", "vision_config": {}, "image_token_id": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    read_image_rules(tmp_path, tokenizer.token_to_id)
+    read_image_rules(tmp_path, tokenizer.token_to_id, encoder(tokenizer))

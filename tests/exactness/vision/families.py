@@ -20,6 +20,7 @@ from tests.unit.model.loading.test_multimodal import (
     PIXTRAL,
     QWEN2_VISION,
     QWEN_VISION,
+    VISION,
     config_of,
     text,
 )
@@ -70,7 +71,8 @@ class Chat:
         if not self.pictures:
             return {}
         names = self.pictures[0].inputs
-        made = {name: torch.cat([one.inputs[name] for one in self.pictures]) for name in names}
+        parts = {name: [one.inputs[name] for one in self.pictures] for name in names}
+        made = {name: torch.cat(own, dim=1 if own[0].dim() == 5 else 0) for name, own in parts.items()}
         if "image_grid_thw" in made:
             made["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in self.ids]])
         return made
@@ -91,6 +93,12 @@ def _intern(number: int) -> Picture:
     """One tile or two; their rows follow each other."""
     tiles = 1 + number % 2
     return Picture(number, {"pixel_values": _noise(number, tiles, 3, CANVAS, CANVAS)}, (16 * tiles,))
+
+
+def _split(number: int) -> Picture:
+    """One tile, or several and a copy of the whole, with a mark between them."""
+    tiles = (1, 3, 4)[number % 3]
+    return Picture(number, {"pixel_values": _noise(number, 1, tiles, 3, CANVAS, CANVAS)}, (16,) * tiles)
 
 
 def _pixtral(number: int) -> Picture:
@@ -127,7 +135,10 @@ def _config(family: str, vision: dict[str, Any], nested: dict[str, Any], **more:
 
 
 _M_ROPE = text(rope_parameters=MROPE)
+_SPLIT = VISION | {"image_size": CANVAS}
 FAMILIES = {
+    "idefics3": VisionFamily(_config("Idefics3", _SPLIT, text("llama"), scale_factor=MERGE), _split),
+    "smolvlm": VisionFamily(_config("SmolVLM", _SPLIT, text("llama"), scale_factor=MERGE), _split),
     "llava": VisionFamily(_config("Llava", CLIP | {"image_size": 56}, text("llama")), _llava),
     "internvl": VisionFamily(_config("InternVL", INTERN | {"image_size": [CANVAS, CANVAS]}, text("qwen2")), _intern),
     "mistral3": VisionFamily(_config("Mistral3", PIXTRAL | {"image_size": CANVAS}, text("mistral")), _pixtral),

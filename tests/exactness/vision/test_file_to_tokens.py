@@ -23,7 +23,7 @@ from baton.services.local.pair import LocalPair, PairLimits
 from baton.services.router.vision.expansion.reader import read_image_rules
 from baton.services.router.vision.headers.reader import read_header
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
-from tests.contract.vision.test_router_and_worker import FILES, PROCESSORS
+from tests.contract.vision.test_router_and_worker import FILES, PROCESSORS, encode
 from tests.exactness.vision.families import BREAK, FAMILIES, IMAGE, MERGE, Chat
 from tests.exactness.vision.test_vision_exactness import NUM_NEW_TOKENS, served_tokens
 from tests.unit.model.loading.test_multimodal import save_random
@@ -60,7 +60,7 @@ def own_tokens(model: Any, processor: Any, ids: list[int], files: list[bytes]) -
 
 def chat_of(directory: Path, files: list[bytes]) -> Chat:
     """What the router makes of the files: it reads their headers only."""
-    rules = read_image_rules(directory, lambda text: BREAK)
+    rules = read_image_rules(directory, lambda text: BREAK, encode)
     assert rules is not None
     chat = Chat(ids=list(range(3, 14)))
     for file in files:
@@ -70,7 +70,7 @@ def chat_of(directory: Path, files: list[bytes]) -> Chat:
     return chat
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl", "mistral3"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl", "mistral3", "idefics3", "smolvlm"])
 async def test_files_give_the_models_own_tokens(family: str, tmp_path: Path) -> None:
     """One image, two, the first again; then another one of equal size behind the same words, on warm caches."""
     whole, processor = save_random(FAMILIES[family].config(), tmp_path), PROCESSORS[family]()

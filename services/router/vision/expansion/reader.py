@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.router.vision.expansion.config_reader import Json, UnknownProcessor
+from baton.services.router.vision.expansion.idefics import Encode, MarkTexts, read_idefics
 from baton.services.router.vision.expansion.image_tokens import ImageRules
 from baton.services.router.vision.expansion.internvl import read_internvl
 from baton.services.router.vision.expansion.llava import read_llava
 from baton.services.router.vision.expansion.pixtral import read_pixtral
 from baton.services.router.vision.expansion.qwen import read_qwen
 
-SERVED = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+SERVED = ("idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
 """Model types whose images are counted. Workers have the same list."""
 
 TokenId = Callable[[str], int | None]
 """The id of an added token of the tokenizer, by its text."""
 
 
-def read_image_rules(directory: Path, token_id: TokenId) -> ImageRules | None:
+def read_image_rules(directory: Path, token_id: TokenId, encode: Encode) -> ImageRules | None:
     """The rules of the model in `directory`; None for a model without images.
 
     Raises `UnknownProcessor` for a model whose images are not counted here, `OSError` and `ValueError` for files that
@@ -40,25 +41,30 @@ def read_image_rules(directory: Path, token_id: TokenId) -> ImageRules | None:
         raise UnknownProcessor(f"model type {kind!r} is none of {', '.join(SERVED)}")
     if not image:
         raise UnknownProcessor("it has no preprocessor_config.json")
-    return _rules(str(kind), config, image, processor, _Tokens(directory, token_id))
+    return _rules(str(kind), config, image, processor, _Tokens(directory, token_id, encode))
 
 
 class _Tokens:
     """The ids of the tokens of images. A tokenizer's config may name them."""
 
-    def __init__(self, directory: Path, token_id: TokenId) -> None:
+    def __init__(self, directory: Path, token_id: TokenId, encode: Encode) -> None:
         self._config = _read(directory, "tokenizer_config.json")
         self._token_id = token_id
+        self.encode = encode
 
     def find(self, names: tuple[str, ...], text: str, processor: Json) -> int:
         """The token that a config has under one of `names`, else `text`. Raises `UnknownProcessor`."""
-        extra = self._config.get("extra_special_tokens")
-        places = (processor, self._config, extra if isinstance(extra, dict) else {})
-        text = next((place[name] for place in places for name in names if isinstance(place.get(name), str)), text)
+        text = self.text_of(names, text, processor)
         found = self._token_id(text)
         if found is None:
             raise UnknownProcessor(f"its tokenizer has no token {text}")
         return found
+
+    def text_of(self, names: tuple[str, ...], text: str, processor: Json) -> str:
+        """The text that a config has under one of `names`, else `text`."""
+        extra = self._config.get("extra_special_tokens")
+        places = (processor, self._config, extra if isinstance(extra, dict) else {})
+        return next((place[name] for place in places for name in names if isinstance(place.get(name), str)), text)
 
 
 def _rules(kind: str, config: Json, image: Json, processor: Json, tokens: _Tokens) -> ImageRules:
@@ -66,6 +72,16 @@ def _rules(kind: str, config: Json, image: Json, processor: Json, tokens: _Token
     if not isinstance(placeholder, int):
         raise UnknownProcessor("its config has no image_token_id")
     match kind:
+        case "idefics3":
+            return read_idefics(placeholder, image, processor, config, MarkTexts(), tokens.encode)
+        case "smolvlm":  # its processor lets the tokenizer's config name them
+            usual = MarkTexts()
+            texts = MarkTexts(
+                tokens.text_of(("image_token",), usual.image, {}),
+                tokens.text_of(("fake_image_token",), usual.around, {}),
+                tokens.text_of(("global_image_token",), usual.whole, {}),
+            )
+            return read_idefics(placeholder, image, processor, config, texts, tokens.encode)
         case "llava":
             return read_llava(placeholder, image, processor, config)
         case "internvl":

@@ -55,4 +55,4 @@ def save_vision_model(directory: Path, kind: str = "llava", template: str = PART
 def load_vision_model(directory: Path) -> tuple[TextModel, ImageModel]:
     """What a router reads at its start."""
     text = TextModel.load(directory)
-    return text, read_image_model(directory, text.added_token)
+    return text, read_image_model(directory, text.added_token, text.encode)
