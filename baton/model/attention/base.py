@@ -18,18 +18,29 @@ from baton.model.to_device import int64_tensor
 class Segment:
     """New tokens of one sequence at positions [start, start + num_tokens). `pages` is its table from position 0.
 
-    In the step's flat tensors they are at [offset, offset + num_tokens).
+    In the step's flat tensors they are at [offset, offset + num_tokens). A token in one of `blocks`, (start, end) in
+    order, attends to the keys of all of it: to those behind it, too. A block may begin before the segment and must not
+    end behind it.
     """
 
     offset: int
     start: int
     num_tokens: int
     pages: Sequence[int]
+    blocks: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
         """One past the last new position: the number of keys that the last new token attends to."""
         return self.start + self.num_tokens
+
+    def visible_ends(self) -> list[int]:
+        """One past the last key that each new token attends to."""
+        ends = list(range(self.start + 1, self.end + 1))
+        for first, end in self.blocks:
+            begin = max(first, self.start) - self.start
+            ends[begin : end - self.start] = [end] * (end - self.start - begin)
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,11 @@ class StepMetadata:
     def is_decode_only(self) -> bool:
         """True if every segment is one token."""
         return all(segment.num_tokens == 1 for segment in self.segments)
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if some token attends to keys behind it."""
+        return any(segment.blocks for segment in self.segments)
 
 
 def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device | str = "cpu") -> StepMetadata:
@@ -106,9 +122,10 @@ class LatentProjections:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Attention of one layer: `query` [tokens, num_heads, k_head_dim] of a causal model.
+    """Attention of one layer: `query` [tokens, num_heads, k_head_dim].
 
-    The query at position q attends to the key at position k iff q - window < k <= q (`window` None: no lower limit).
+    The query at position q attends to the key at position k iff q - window < k <= q (`window` None: no lower limit). In
+    a block of its segment the upper limit is the block's last position.
     Scores are `softcap * tanh(scores / softcap)` where `softcap` is set. `sinks` [num_heads] adds a logit without a
     value to every softmax. `latent`: projections of a layer whose pages keep latents; its query is [tokens, num_heads,
     nope + rope].

@@ -1,4 +1,4 @@
-"""Attention over gathered keys and values: tiles of causal queries, and rows of one query each.
+"""Attention over gathered keys and values: tiles of queries, and rows of one query each.
 
 Pure functions of tensors, called by `torch_backend`. Query heads that share a KV head are rows of one matrix
 (grouped-query attention without repeating K and V). CPUs without bfloat16 arithmetic compute tiles in float32, which is
@@ -7,11 +7,14 @@ faster there and more exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton.model.attention.base import AttentionCall
 from baton.model.cpu import has_bfloat16_arithmetic
+from baton.model.to_device import int64_tensor
 
 TILE_TOKENS = 128
 
@@ -48,10 +51,12 @@ def attend_chunk(
     start: int,
     keys_start: int,
     first_key: int = 0,
+    visible_ends: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Attention of queries at positions [start, start + tokens): `query` [tokens, num_heads, dim].
 
-    Queries from `first_key` on see no key before it.
+    Queries from `first_key` on see no key before it. `visible_ends`: one past the last key that each query sees; None:
+    its own.
 
     `keys` and `values` [num_kv_heads, slots, dim] hold positions [keys_start, start + tokens). Returns [tokens,
     num_heads, v_head_dim].
@@ -67,9 +72,10 @@ def attend_chunk(
     for first in range(0, num_tokens, TILE_TOKENS):
         last = min(num_tokens, first + TILE_TOKENS)
         low = keys_start if call.window is None else max(keys_start, start + first - call.window + 1)
-        seen = slice(low - keys_start, start + last - keys_start)
+        ends = None if visible_ends is None else visible_ends[first:last]
+        seen = slice(low - keys_start, (start + last if ends is None else max(ends)) - keys_start)
         tile = _attend_tile(
-            call, packed[:, :, first:last], keys[:, seen], values[:, seen], start + first, low, first_key
+            call, packed[:, :, first:last], keys[:, seen], values[:, seen], start + first, low, first_key, ends
         )
         out[first:last] = tile.permute(2, 0, 1, 3).reshape(last - first, num_heads, -1)
     return out
@@ -83,12 +89,16 @@ def _attend_tile(
     start: int,
     keys_start: int,
     first_key: int,
+    ends: Sequence[int] | None,
 ) -> torch.Tensor:
-    """Attention of `query` [kv_heads, group, tokens, dim] over `keys` [kv_heads, slots, dim]; both end together."""
+    """Attention of `query` [kv_heads, group, tokens, dim] over `keys` [kv_heads, slots, dim].
+
+    Both end together, or the keys with the last of `ends`.
+    """
     num_kv_heads, group, num_tokens, dim = query.shape
     flat = query.reshape(num_kv_heads, group * num_tokens, dim)
     scores = _scores(call, flat, keys).view(num_kv_heads, group, num_tokens, -1)
-    _hide(scores, start, keys_start, call.window)
+    _hide(scores, start, keys_start, call.window, ends)
     if first_key > keys_start:
         scores[..., max(0, first_key - start) :, : first_key - keys_start] = -torch.inf
     sinks = None if call.sinks is None else call.sinks.view(num_kv_heads, group, 1, 1)
@@ -96,11 +106,15 @@ def _attend_tile(
     return (weights @ values).view(num_kv_heads, group, num_tokens, -1)
 
 
-def _hide(scores: torch.Tensor, start: int, keys_start: int, window: int | None) -> None:
-    """Masks scores with -inf in place: keys after the query, and keys `window` or more before it."""
+def _hide(scores: torch.Tensor, start: int, keys_start: int, window: int | None, ends: Sequence[int] | None) -> None:
+    """Masks scores with -inf in place: keys that are not visible yet, and keys `window` or more before the query."""
     num_tokens = scores.shape[-2]
     positions = torch.arange(start, start + num_tokens, device=scores.device)[:, None]
-    scores[..., -num_tokens:].masked_fill_(positions < positions.T, -torch.inf)
+    if ends is None:
+        scores[..., -num_tokens:].masked_fill_(positions < positions.T, -torch.inf)
+    else:
+        places = torch.arange(keys_start, keys_start + scores.shape[-1], device=scores.device)
+        scores.masked_fill_(places >= int64_tensor(ends, scores.device)[:, None], -torch.inf)
     if window is None:
         return
     num_old = start + num_tokens - window - keys_start  # keys before the last query's window

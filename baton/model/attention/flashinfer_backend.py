@@ -2,7 +2,8 @@
 
 Written against flashinfer-python 0.7. Its decode wrapper serves steps of single tokens, its prefill wrapper steps with
 chunks. There is one wrapper of each kind for every distinct (window, softcap) of the layers, planned once a step on the
-page-major HND views of the pool. The torch backend serves sinks and layers whose K and V differ in size.
+page-major HND views of the pool. The torch backend serves sinks, layers whose K and V differ in size, and steps with
+blocks, whose tokens see keys behind them: a chunk with an image of Gemma 3.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from baton.domain.arithmetic import ceil_div
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.attention.layers import ObservedLayer
+from baton.model.attention.torch_backend import TorchAttention
 from baton.model.storage import PageStorage
 
 WORKSPACE_BYTES = 256 * 1024 * 1024
@@ -63,9 +65,14 @@ class FlashinferAttention:
         prefill = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._chunks = {key: prefill(self._workspace, kv_layout="HND", backend="fa2") for key in self._keys}
         self._rows = {key: self._decode_wrapper() for key in self._keys}
-        self._current: dict[PlanKey, Any] = self._chunks
+        self._current: dict[PlanKey, Any] | None = self._chunks
+        self._torch = TorchAttention(storage)
 
     def begin(self, step: StepMetadata) -> None:
+        if step.has_blocks:
+            self._current = None
+            self._torch.begin(step)
+            return
         tables = PageTables.of(step)
         if step.is_decode_only:
             self._current = self._rows
@@ -82,6 +89,8 @@ class FlashinferAttention:
             )
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
+        if self._current is None:
+            return self._torch.attend(call)
         return self.run(self._current[call.window, call.softcap], call)
 
     def for_batch_size(self, num_rows: int, max_row_pages: int) -> AttentionBackend:

@@ -58,7 +58,7 @@ class _Segments(ctypes.Structure):
 
     _fields_ = (
         ("num_segments", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("offset", "start", "num_tokens", "first_page", "pages")),
+        *((name, ctypes.c_void_p) for name in ("offset", "start", "num_tokens", "first_page", "pages", "visible_ends")),
     )
 
 
@@ -72,8 +72,18 @@ class _Plan:
             pages.extend(segment.pages[: ceil_div(segment.end, page_size)])
         columns = [array("q", [getattr(segment, name) for segment in segments]) for name in _SEGMENT_COLUMNS]
         self.page_size = page_size
-        self._arrays = (*columns, first_page, pages)
-        self.struct = _Segments(len(segments), *(numbers.buffer_info()[0] for numbers in self._arrays))
+        ends = array("q", _flat_ends(segments) if any(segment.blocks for segment in segments) else [])
+        self._arrays = (*columns, first_page, pages, ends)
+        addresses = [numbers.buffer_info()[0] if numbers else None for numbers in self._arrays]
+        self.struct = _Segments(len(segments), *addresses)
+
+
+def _flat_ends(segments: Sequence[Segment]) -> list[int]:
+    """One past the last visible key of each token of the step; 0 for those of other segments."""
+    ends = [0] * max(segment.offset + segment.num_tokens for segment in segments)
+    for segment in segments:
+        ends[segment.offset : segment.offset + segment.num_tokens] = segment.visible_ends()
+    return ends
 
 
 class NativeAttention:

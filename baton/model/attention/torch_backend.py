@@ -31,11 +31,12 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A segment of several new tokens, and its pages from `keys_start` on."""
+    """A segment of several new tokens, and its pages from `keys_start` on. `visible_ends` None: it has no blocks."""
 
     segment: Segment
     pages: PageSelection
     keys_start: int
+    visible_ends: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,8 @@ class TorchAttention:
             seen = slice(0, segment.end - chunk.keys_start)
             place = slice(segment.offset, segment.offset + segment.num_tokens)
             keys, values = (side[0, :, seen] for side in chunk.pages.keys_and_values(call.layer))
-            out[place] = attend_chunk(
-                call, call.query[place], keys, values, segment.start, chunk.keys_start, self._first_key
-            )
+            places = segment.start, chunk.keys_start, self._first_key, chunk.visible_ends
+            out[place] = attend_chunk(call, call.query[place], keys, values, *places)
         return out
 
     def _plan(self, window: int | None) -> WindowPlan:
@@ -87,12 +87,12 @@ class TorchAttention:
         rows = [span for span in spans if span.segment.num_tokens == 1]
         return WindowPlan(
             tuple(self._group(members, step.page_size, window) for members in _cut_groups(rows)),
-            tuple(
-                Chunk(span.segment, self._select([span.pages]), span.first_page * step.page_size)
-                for span in spans
-                if span.segment.num_tokens > 1
-            ),
+            tuple(self._chunk(span, step.page_size) for span in spans if span.segment.num_tokens > 1),
         )
+
+    def _chunk(self, span: _Span, page_size: int) -> Chunk:
+        ends = span.segment.visible_ends() if span.segment.blocks else None
+        return Chunk(span.segment, self._select([span.pages]), span.first_page * page_size, ends)
 
     def _group(self, members: Sequence[_Span], page_size: int, window: int | None) -> RowGroup:
         """Groups `members`, longest first. Shorter tables repeat their first page, which the bias masks."""

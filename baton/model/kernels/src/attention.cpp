@@ -1,4 +1,5 @@
-// Causal attention over pages, for decode rows and prompt chunks alike, in any mixture.
+// Attention over pages, for decode rows and prompt chunks alike, in any mixture: causal, or with blocks whose tokens
+// see all of their block.
 //
 // The unit of work is a tile: the query heads that share one KV head, of one or more adjacent tokens of one segment.
 // A tile reads each of its keys and values once for all its queries, kTileKeys at a time, and keeps the running maximum
@@ -44,6 +45,7 @@ struct Segments {  // of the step; arrays of num_segments, and all their page ta
     int64_t num_segments;
     const int64_t *offset, *start, *num_tokens, *first_page;
     const int32_t* pages;
+    const int64_t* visible_ends;  // of each token of the step: one past the last key that it sees; null: its own
 };
 
 BATON_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -109,17 +111,20 @@ class Tile {
 
     int64_t max_tokens() const { return max_tokens_; }
 
-    // Attention of `num_tokens` tokens for one KV head: flat from `token_offset`, at positions from `position`.
+    // Attention of `num_tokens` tokens for one KV head: flat from `token_offset`, at positions from `position`. `ends`:
+    // one past the last key that each of them sees; null: its own.
     // The tokens of a row get the bits that each gets alone: neither the path nor the edges of key tiles depend on how
     // many there are.
-    void attend(const int32_t* pages, int64_t token_offset, int64_t position, int64_t num_tokens, int64_t kv_head,
-                bool is_row) {
-        pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head;
+    void attend(const int32_t* pages, const int64_t* ends, int64_t token_offset, int64_t position, int64_t num_tokens,
+                int64_t kv_head, bool is_row) {
+        pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head, ends_ = ends;
         is_small_m_ = (is_row ? group_ : num_queries_) <= W::kMaxSmallM;
         group_offset_ = kv_head / layer_.group_heads * layer_.group_stride;
         first_slot_ = kv_head % layer_.group_heads * layer_.page_size;
         prepare(token_offset, num_tokens);
-        const int64_t end = position + num_tokens;
+        int64_t end = position + num_tokens;
+        if (ends)
+            for (int64_t token = 0; token < num_tokens; token++) end = max_of(end, ends[token]);
         const int64_t oldest = layer_.window == kNoWindow ? 0 : max_of(0, position + 1 - layer_.window);
         // Few queries do little work per key, so the tile's keys and values must stay in the L1 cache.
         const bool fits_cache = !is_small_m_ || layer_.k_dim * (int64_t)sizeof(T) <= 256;
@@ -145,6 +150,7 @@ class Tile {
     const int64_t group_, max_tokens_, num_k_steps_;
     const float score_scale_;  // of a product, to be capped, or to be the exponent of two
     const int32_t* pages_;
+    const int64_t* ends_;
     int64_t position_, num_queries_, kv_head_;
     bool is_small_m_;  // true: keys and values are multiplied in place; false: they are packed first
     float *query_, *sums_, *scores_;       // [queries, num_k_steps_], [queries, v_dim], [queries, kTileKeys]
@@ -251,7 +257,8 @@ class Tile {
             const int64_t first = q * num_next_keys_ / num_queries_, last = (q + 1) * num_next_keys_ / num_queries_;
             if (is_small_m_) prefetch_rows(next_keys_, first, last, layer_.k_dim);
             const int64_t position = position_ + q / group_;
-            const int64_t end = max_of(0, min_of(num_keys, position + 1 - key));
+            const int64_t visible_end = ends_ ? ends_[q / group_] : position + 1;
+            const int64_t end = max_of(0, min_of(num_keys, visible_end - key));
             const int64_t oldest = layer_.window == kNoWindow ? 0 : position + 1 - layer_.window;
             const int64_t begin = min_of(end, max_of(0, oldest - key));
             if (begin == end)
@@ -354,7 +361,8 @@ void attend(const AttentionLayer& layer, const Segments& step) {
             int64_t s = 0, index = i / layer.num_kv_heads;
             for (; index >= num_tiles(s); s++) index -= num_tiles(s);
             const int64_t done = index * max_tokens, num_tokens = min_of(max_tokens, step.num_tokens[s] - done);
-            tile.attend(step.pages + step.first_page[s], step.offset[s] + done, step.start[s] + done, num_tokens,
+            const int64_t* ends = step.visible_ends ? step.visible_ends + step.offset[s] + done : nullptr;
+            tile.attend(step.pages + step.first_page[s], ends, step.offset[s] + done, step.start[s] + done, num_tokens,
                         i % layer.num_kv_heads, step.num_tokens[s] <= kMaxRowTokens);
         }
     });

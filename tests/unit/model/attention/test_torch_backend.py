@@ -23,20 +23,28 @@ NUM_HEADS = 4
 LAYER = LayerGeometry(2, 8, 6)
 
 
-def naive(call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int):
-    """One query [heads, dim] at `position` against all keys [positions, kv_heads, dim], in float64."""
+def naive(
+    call: AttentionCall,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: int,
+    end: int | None = None,
+):
+    """One query [heads, dim] at `position` against the keys [positions, kv_heads, dim] before `end`, in float64."""
     low = 0 if call.window is None else max(0, position - call.window + 1)
+    end = position + 1 if end is None else end
     group = query.shape[0] // keys.shape[1]
     out = []
     for head in range(query.shape[0]):
-        k = keys[low : position + 1, head // group].double()
+        k = keys[low:end, head // group].double()
         scores = k @ query[head].double() * call.scale
         if call.softcap is not None:
             scores = call.softcap * torch.tanh(scores / call.softcap)
         if call.sinks is not None:
             scores = torch.cat([scores, call.sinks[head : head + 1].double()])
         weights = scores.softmax(0)[: len(k)]
-        out.append(weights @ values[low : position + 1, head // group].double())
+        out.append(weights @ values[low:end, head // group].double())
     return torch.stack(out)
 
 
