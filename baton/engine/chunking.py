@@ -1,15 +1,20 @@
 """Cuts prompts into chunks: how large those of a step are together, and where a chunk ends. Pure.
 
-Only the tail of a prompt may be partial; a non-final chunk ends on a page edge.
+Only the tail of a prompt may be partial; a non-final chunk ends on a page edge. Where a model's images may not be cut,
+it ends before or behind one, off the edge if need be: later steps fill the page.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.domain.ids import AttemptId
 from baton.domain.timing.step_time import EMPTY_STEP, Segment, StepShape, StepTimeModel
+
+Blocks = Sequence[tuple[int, int]]
+"""Places [start, end) that a chunk may not cut, in order."""
 
 ITL_SHARE = 0.8
 """Share of the objective that a predicted step may take; the rest is for what the prediction misses."""
@@ -77,10 +82,15 @@ class StepBudget:
         """Takes back what a prompt has got that is not in this step after all."""
         self.left += self._given.pop(id, _NOTHING)[0]
 
-    def give(self, id: AttemptId, start: int, end: int, most: int) -> None:
-        """Gives the prompt up to `most` further tokens of [start, end), as many as are left and end on a page edge."""
+    def give(self, id: AttemptId, start: int, end: int, most: int, blocks: Blocks = ()) -> None:
+        """Gives the prompt up to `most` further tokens of [start, end), as many as are left and end on a page edge.
+
+        Where the first prompt is at one of `blocks` that does not fit, it gets all of it.
+        """
         before = self.given(id)
-        total = cut(start, end, self.room(id, start, end, most), self._page_size)
+        total = cut(start, end, self.room(id, start, end, most), self._page_size, blocks)
+        if not total and not self._given:
+            total = next((last - start for first, last in blocks if first <= start < last), 0)
         if total > before:
             self._given[id] = total, start
             self.left -= total - before
@@ -109,13 +119,21 @@ def _first_chunk(num_tokens: int) -> StepShape:
     return EMPTY_STEP.with_chunk(num_tokens, 0)
 
 
-def cut(start: int, end: int, budget_tokens: int, page_size: int) -> int:
+def cut(start: int, end: int, budget_tokens: int, page_size: int, blocks: Blocks = ()) -> int:
     """Number of tokens of [start, end) to extend in this step, at most `budget_tokens`.
 
-    All that remain if they fit. Otherwise as many as end on a page edge: 0 if the budget does not reach one.
+    All that remain if they fit. Otherwise as many as end on a page edge outside `blocks`; if the budget reaches none,
+    as many as end before or behind a block; else 0.
     """
     left = end - start
     if left <= budget_tokens:
         return left
     edge = (start + budget_tokens) // page_size * page_size
-    return max(0, edge - start)
+    for first, last in reversed(blocks):
+        if first < edge < last:
+            edge = first // page_size * page_size
+    if edge > start or not blocks:
+        return max(0, edge - start)
+    borders = [place for block in blocks for place in block if start < place <= start + budget_tokens]
+    free = [place for place in borders if not any(first < place < last for first, last in blocks)]
+    return max(free, default=start) - start

@@ -15,7 +15,7 @@ from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, DraftedHistory, Row, SampleSpec, StepOutput, WantedDrafts
 from baton.engine.drafts.base import num_matching
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
-from baton.engine.media.step_inputs import EmbeddingSource, step_embeds, step_positions
+from baton.engine.media.step_inputs import EmbeddingSource, row_blocks, step_embeds, step_positions
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.drafts.chains import DraftRow, PageDrafts
@@ -77,6 +77,7 @@ class ModelRunner:
         self._sampler = model.sampler()
         self._masks = masks
         self._embeddings = embeddings
+        self._has_blocks = model.config.media is not None and model.config.media.block_rows is not None
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
@@ -143,7 +144,8 @@ class ModelRunner:
         segments: list[Segment] = []
         keep: list[int] = []
         for row in rows:
-            segments.append(Segment(len(ids), row.start, len(row.tokens), row.pages))
+            blocks = row_blocks(row) if self._has_blocks and row.media else ()
+            segments.append(Segment(len(ids), row.start, len(row.tokens), row.pages, blocks))
             ids.extend(row.tokens)
             if row.sample is not None:
                 specs.append(row.sample)

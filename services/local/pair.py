@@ -237,7 +237,11 @@ class LocalPair:
         storage = PageStorage.on_memory(self._model.geometry, self.prefill_memory)
         runner = ModelRunner(self._model, storage, embeddings=self._embeddings)
         exports = ExportTable(cache.pool, NO_DEADLINE_S, grants_leases=False)
-        rules = PrefillLimits(self._page_size, limits.token_budget, limits.max_rows, limits.num_pages)
+        media = self._model.config.media
+        whole = media is not None and media.block_rows is not None
+        rules = PrefillLimits(
+            self._page_size, limits.token_budget, limits.max_rows, limits.num_pages, whole_images=whole
+        )
         scheduler = PrefillScheduler(cache, exports, rules, checks)
         turn = EngineTurn(WorkerRole.PREFILL, cache, self._prefill_mailbox, on_idle=lambda: None)
         scrub = PageScrub(checks, self.prefill_memory.page_bytes)

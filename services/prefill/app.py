@@ -300,6 +300,7 @@ class _Worker:
             order=settings.order(),
             leaves_a_quarter=settings.long_prefill_token_threshold is None,
             equal_time=settings.equal_time(turn.steps.step_time),
+            whole_images=engine.media is not None and engine.media.block_rows is not None,
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)

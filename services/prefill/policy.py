@@ -18,8 +18,9 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from baton.domain.arithmetic import ceil_div
+from baton.domain.request import EngineRequest
 from baton.domain.timing.step_time import StepTimeModel
-from baton.engine.chunking import StepBudget
+from baton.engine.chunking import Blocks, StepBudget
 from baton.services.prefill.prompt import Prompt
 
 Rank = tuple[float, ...]
@@ -62,6 +63,7 @@ class PrefillLimits:
     `long_prompt_tokens`: of one prompt in a step that others want as well; 0: no bound. `leaves_a_quarter`: such a
     prompt leaves a quarter of the token budget to the others in any case. `equal_time`: with this model's predictions
     a number of tokens stands for the time that they take at the beginning of a prompt; None: for itself.
+    `whole_images`: no step cuts an image.
     """
 
     page_size: int
@@ -72,6 +74,7 @@ class PrefillLimits:
     order: PolicySettings = field(default_factory=PolicySettings)
     leaves_a_quarter: bool = False
     equal_time: StepTimeModel | None = None
+    whole_images: bool = False
 
     def __post_init__(self) -> None:
         if self.token_budget < self.page_size:
@@ -86,6 +89,10 @@ class PrefillLimits:
     def new_step(self) -> StepBudget:
         """The budget of the next step."""
         return StepBudget(self.token_budget, self.page_size, self.equal_time)
+
+    def blocks(self, request: EngineRequest) -> Blocks:
+        """Places of the prompt that no step may cut."""
+        return [(span.first, span.end) for span in request.media] if self.whole_images else ()
 
     @property
     def contested_tokens(self) -> int:

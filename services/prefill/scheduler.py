@@ -276,9 +276,9 @@ class PrefillScheduler:
             effects += self._seal(prompt, sampled[0], now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
-    @staticmethod
-    def _give(step: StepBudget, prompt: Prompt, most: int) -> None:
-        step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), most)
+    def _give(self, step: StepBudget, prompt: Prompt, most: int) -> None:
+        request = prompt.request
+        step.give(request.id, prompt.num_filled, len(request.tokens), most, self.limits.blocks(request))
 
     def _is_begun(self, prompt: Prompt, step: StepBudget, gate: AdmissionGate, now: float) -> bool:
         """True if the prompt is in progress, perhaps as of now."""

@@ -62,10 +62,15 @@ class MediaSpan:
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """What a model asks of spans. `placeholders`: ids that stand for rows; `has_grid`: positions have three axes."""
+    """What a model asks of spans. `placeholders`: ids that stand for rows; `has_grid`: positions have three axes.
+
+    `block_rows`: of each item, whose tokens attend to all of it, also to those behind them: a span then is a whole
+    item, of so many rows, and no step may cut it. None: attention is causal.
+    """
 
     placeholders: frozenset[int]
     has_grid: bool = False
+    block_rows: int | None = None
 
     def find_fault(self, prompt: Sequence[int], media: Sequence[MediaSpan]) -> str | None:
         """What is wrong with the spans of `prompt`, to follow the word "media"; None if nothing is.
@@ -79,6 +84,10 @@ class MediaRules:
                 return f"has a span at {span.first} that is out of order or not within the {len(prompt)} prompt tokens"
             if (span.grid is not None) is not self.has_grid:
                 return "needs a grid for every span here" if self.has_grid else "has a grid, which this model has not"
+            if self.block_rows is not None and (span.first_row, span.num_tokens) != (0, self.block_rows):
+                return f"has a span at {span.first} that is no whole item of {self.block_rows} rows"
+            if self.block_rows is not None and 0 < span.first == at:
+                return f"has a span at {span.first} with no token between it and the one before"
             if fault := self._find_uncovered(prompt, at, span.first):
                 return fault
             if not self.placeholders.issuperset(prompt[span.first : span.end]):

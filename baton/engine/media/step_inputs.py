@@ -42,6 +42,18 @@ def step_positions(rows: Sequence[Row]) -> list[int] | tuple[list[int], list[int
     return axes
 
 
+def row_blocks(row: Row) -> tuple[tuple[int, int], ...]:
+    """Places of the images among the new tokens of a row, of a model whose images see all of themselves.
+
+    Raises `Broken` for one that the row cuts: its first tokens would miss the keys of the others.
+    """
+    start, end = row.start, row.start + len(row.tokens)
+    blocks = tuple((span.first, span.end) for span in row.media if span.first < end and start < span.end)
+    if blocks and blocks[-1][1] > end:
+        raise Broken(f"{row.id}: a step ends at {end}, inside the image at {blocks[-1][0]}")
+    return blocks
+
+
 def step_embeds(rows: Sequence[Row], source: EmbeddingSource | None, device: torch.device) -> Embeds | None:
     """Embeddings for the new tokens that stand for rows of images; None if there are none.
 

@@ -253,7 +253,7 @@ def _image_reference(
         return None
     if tower.depth >= (num_layers := int(_text_config(module).num_hidden_layers)):
         raise UnsupportedModel(f"DeepStack rows for {tower.depth} layers of {num_layers} are not supported")
-    return image_reference(module, config.vocab_size, tower.depth, config.media.has_grid, device)
+    return image_reference(module, config.vocab_size, tower.depth, config.media, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from baton.model.vision.spec import VisionSpec
 
 Inputs = Mapping[str, torch.Tensor]
 
-NO_INPUTS = frozenset({"num_patches", "pixel_attention_mask", "rows", "cols"})
+NO_INPUTS = frozenset({"num_crops", "num_patches", "pixel_attention_mask", "rows", "cols"})
 """What processors make beside the inputs of a tower. Tiles of Idefics3 have one size, so their mask masks nothing."""
 
 
@@ -71,6 +71,8 @@ class ImageProcessor:
         options: dict[str, Any] = {}
         size = self._processor.size
         match self._spec.model_type:
+            case "gemma3":
+                options["do_pan_and_scan"] = False
             case "internvl":
                 options["crop_to_patches"] = True
             case "idefics3" | "smolvlm" if low:
@@ -101,6 +103,8 @@ class ImageProcessor:
             return frames * grid.height * grid.width, grid
         pixels = inputs["pixel_values"]
         match self._spec.model_type:
+            case "gemma3":
+                return len(pixels) * config.mm_tokens_per_image, None
             case "idefics3" | "smolvlm":
                 side = config.vision_config.patch_size
                 per_tile = (pixels.shape[-2] // side) * (pixels.shape[-1] // side) // config.scale_factor**2

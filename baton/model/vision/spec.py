@@ -17,6 +17,7 @@ from baton.model.errors import UnsupportedModel
 class VisionSpec:
     """A type of which `text_types` may be the text model. `has_grid`: positions have three axes.
 
+    `has_blocks`: the tokens of an image attend to all of it, and images have one number of rows.
     `text_part`: the name of the text model in transformers' whole model.
     """
 
@@ -24,6 +25,7 @@ class VisionSpec:
     text_types: tuple[str, ...]
     has_grid: bool = False
     text_part: str = "language_model"
+    has_blocks: bool = False
 
     def text_config(self, whole: Any) -> Any:
         """The config of the text model in `whole`, transformers' config. Raises `UnsupportedModel` for another one."""
@@ -37,12 +39,14 @@ class VisionSpec:
 
     def rules(self, whole: Any) -> MediaRules:
         """What the model asks of media spans."""
-        return MediaRules(frozenset({int(whole.image_token_id)}), self.has_grid)
+        block_rows = int(whole.mm_tokens_per_image) if self.has_blocks else None
+        return MediaRules(frozenset({int(whole.image_token_id)}), self.has_grid, block_rows)
 
 
 VISION: Mapping[str, VisionSpec] = {
     spec.model_type: spec
     for spec in (
+        VisionSpec("gemma3", ("gemma3_text",), has_blocks=True),
         VisionSpec("idefics3", ("llama",), text_part="text_model"),
         VisionSpec("internvl", ("qwen2",)),
         VisionSpec("llava", ("llama",)),
@@ -55,7 +59,6 @@ VISION: Mapping[str, VisionSpec] = {
 }
 
 NOT_SERVED: Mapping[str, str] = {
-    "gemma3": "its attention is bidirectional inside an image, and a cut may fall there",
     "llava_next": "its images have rows that are no placeholders' (image_newline)",
 }
 """Types that are served on text only, with the reason."""

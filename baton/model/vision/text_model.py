@@ -62,3 +62,24 @@ def stock_inputs(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, e
         inputs["visual_pos_masks"] = mask.index_fill(0, embeds.places, True)[None]
         inputs["deepstack_visual_embeds"] = list(embeds.deep)
     return inputs
+
+
+def block_masks(model: VisionTextModel, inputs: dict[str, Any], start: int, end: int) -> dict[str, torch.Tensor]:
+    """transformers' own masks for `inputs` of `stock_inputs`, where the tokens [start, end) see each other (Gemma 3).
+
+    By type of layer. For a reference only: over pages the attention backend does it.
+    """
+    from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
+
+    embeds = inputs["inputs_embeds"]
+    block = torch.full(embeds.shape[:2], -1, device=embeds.device)
+    block[:, start:end] = 0
+    masks: dict[str, torch.Tensor] = create_masks_for_vision_model(
+        config=model.config,
+        inputs_embeds=embeds,
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=inputs["position_ids"],
+        block_sequence_ids=block,
+    )
+    return masks

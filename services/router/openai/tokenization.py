@@ -112,6 +112,6 @@ class TokenizationParser:
         tools = read_tools(fields, self._text)
         fields.errors.raise_if_any()
         prompt = self._text.render_chat(chat.messages, chat.with_tools(tools.definitions if tools else ()).options)
-        tokens = self._text.encode(prompt, add_special_tokens=own.get("add_special_tokens", False))
+        tokens = self._text.encode(images.mark(prompt), add_special_tokens=own.get("add_special_tokens", False))
         tokens, _ = images.place(tokens, "messages")
         return tokens, chat.unread

@@ -116,7 +116,7 @@ class RequestValidator:
         reasoning, params = self._read_reasoning(fields, params, scalars, text, chat.continued)
         if self._may_be_too_long(text, params):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
-        tokens, media = images.place(self._text.encode(text, add_special_tokens=False), "messages")
+        tokens, media = images.place(self._text.encode(images.mark(text), add_special_tokens=False), "messages")
         if media:
             _check_media(params)
         tokens = self._truncated(tokens, params)

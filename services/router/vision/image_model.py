@@ -14,6 +14,7 @@ from baton.domain.media.span import MAX_SPANS, MediaSpan
 from baton.services.router.generation import MediaFile
 from baton.services.router.vision.data_url import decode_data_url
 from baton.services.router.vision.expansion.config_reader import UnknownProcessor
+from baton.services.router.vision.expansion.gemma import MarkedRules
 from baton.services.router.vision.expansion.idefics import Encode
 from baton.services.router.vision.expansion.image_tokens import ImageRules, ImageTokens
 from baton.services.router.vision.expansion.reader import TokenId, read_image_rules
@@ -45,6 +46,15 @@ class ImageModel:
     processor: str = ""
     limits: ImageLimits = field(default_factory=ImageLimits)
     reason: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What the chat template writes for an image, if that is another token than the placeholder; else ""."""
+        return self.rules.shown if isinstance(self.rules, MarkedRules) else ""
+
+    def mark(self, prompt: str) -> str:
+        """The text of a prompt as it is to be encoded: some families have text around an image."""
+        return self.rules.mark(prompt) if isinstance(self.rules, MarkedRules) else prompt
 
     def open_url(self, url: str, detail: str, param: str) -> RequestImage:
         """The image in a `data:` URL. `param`: the path of its part. Raises `UnreadableImage`."""

@@ -189,7 +189,7 @@ def test_a_model_of_text_has_no_rules(tmp_path, tokenizer):
     assert read_image_rules(tmp_path, tokenizer.token_to_id, encoder(tokenizer)) is None
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "idefics2", "llava_next", "mllama"])
+@pytest.mark.parametrize("kind", ["paligemma", "idefics2", "llava_next", "mllama"])
 def test_other_processors_are_refused_by_name(tmp_path, tokenizer, kind):
     image = Qwen2VLImageProcessorPil()
     with pytest.raises(UnknownProcessor, match=f"'{kind}' is none of"):

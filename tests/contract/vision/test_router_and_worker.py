@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import (
     CLIPImageProcessorPil,
+    Gemma3ImageProcessorPil,
     GotOcr2ImageProcessorPil,
     Idefics3ImageProcessorPil,
     PixtralImageProcessorPil,
@@ -26,6 +27,7 @@ SIZES = [
 SIZES += [(113, 55), (200, 1), (1, 200), (640, 480), (480, 640), (999, 15), (333, 777)]
 PROCESSORS: dict[str, Any] = {
     "llava": lambda: CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+    "gemma3": lambda: Gemma3ImageProcessorPil(size={"height": CANVAS, "width": CANVAS}),
     "idefics3": lambda: Idefics3ImageProcessorPil(
         size={"longest_edge": 3 * CANVAS}, max_image_size={"longest_edge": CANVAS}
     ),
@@ -43,9 +45,15 @@ PROCESSORS: dict[str, Any] = {
 FILES = {
     "mistral3": f'{{"patch_size": 14, "spatial_merge_size": {MERGE}}}',
     "internvl": '{"image_seq_length": 16}',
+    "gemma3": '{"image_seq_length": 16}',
     "idefics3": '{"image_seq_len": 16}',
     "smolvlm": '{"image_seq_len": 16}',
 }
+
+
+def token_id(text: str) -> int:
+    """The id of an added token."""
+    return IMAGE if text == "<image_soft_token>" else BREAK
 
 
 def encode(text: str, /, *, add_special_tokens: bool) -> list[int]:
@@ -60,7 +68,7 @@ def test_router_and_worker_count_the_same_rows(tmp_path, family):
     PROCESSORS[family]().save_pretrained(tmp_path)
     if family in FILES:
         (tmp_path / "processor_config.json").write_text(FILES[family])
-    rules = read_image_rules(tmp_path, lambda text: BREAK, encode)
+    rules = read_image_rules(tmp_path, token_id, encode)
     assert rules is not None
     worker = ImageProcessor(tmp_path, VISION[family])
     for width, height in SIZES:

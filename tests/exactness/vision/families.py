@@ -15,6 +15,7 @@ from tests.tiny_models import VOCAB_SIZE
 from tests.unit.model.loading.test_multimodal import (
     CLIP,
     DEEPSTACK,
+    GEMMA,
     INTERN,
     MROPE,
     PIXTRAL,
@@ -34,12 +35,16 @@ MERGE = 2
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: its tensors for the model, how many embedding rows it has, and their grid or rows."""
+    """One picture: its tensors for the model, how many embedding rows it has, and their grid or rows.
+
+    `types`: the model's argument that tells rows from text.
+    """
 
     number: int
     inputs: Mapping[str, torch.Tensor]
     runs: tuple[int, ...]
     grid: MediaGrid | None = None
+    types: str = ""
 
     @property
     def identity(self) -> bytes:
@@ -73,8 +78,8 @@ class Chat:
         names = self.pictures[0].inputs
         parts = {name: [one.inputs[name] for one in self.pictures] for name in names}
         made = {name: torch.cat(own, dim=1 if own[0].dim() == 5 else 0) for name, own in parts.items()}
-        if "image_grid_thw" in made:
-            made["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in self.ids]])
+        if types := self.pictures[0].types:
+            made[types] = torch.tensor([[int(id == IMAGE) for id in self.ids]])
         return made
 
 
@@ -101,6 +106,10 @@ def _split(number: int) -> Picture:
     return Picture(number, {"pixel_values": _noise(number, 1, tiles, 3, CANVAS, CANVAS)}, (16,) * tiles)
 
 
+def _gemma(number: int) -> Picture:
+    return Picture(number, {"pixel_values": _noise(number, 1, 3, CANVAS, CANVAS)}, (16,), types="token_type_ids")
+
+
 def _pixtral(number: int) -> Picture:
     """Of three sizes, on a canvas, with a mark between the rows."""
     height, width = [(2, 4), (3, 2), (4, 4)][number % 3]
@@ -117,7 +126,7 @@ def _qwen(patch_size: int) -> Draw:
         patches = _noise(number, MERGE * height * MERGE * width, 3 * 2 * patch_size * patch_size)
         grid = torch.tensor([[1, MERGE * height, MERGE * width]])
         inputs = {"pixel_values": patches, "image_grid_thw": grid}
-        return Picture(number, inputs, (height * width,), MediaGrid(height, width))
+        return Picture(number, inputs, (height * width,), MediaGrid(height, width), "mm_token_type_ids")
 
     return draw
 
@@ -136,7 +145,11 @@ def _config(family: str, vision: dict[str, Any], nested: dict[str, Any], **more:
 
 _M_ROPE = text(rope_parameters=MROPE)
 _SPLIT = VISION | {"image_size": CANVAS}
+_GEMMA = text(**GEMMA, layer_types=["sliding_attention", "full_attention"])
 FAMILIES = {
+    "gemma3": VisionFamily(
+        _config("Gemma3", _SPLIT, _GEMMA, mm_tokens_per_image=16, tie_word_embeddings=False), _gemma
+    ),
     "idefics3": VisionFamily(_config("Idefics3", _SPLIT, text("llama"), scale_factor=MERGE), _split),
     "smolvlm": VisionFamily(_config("SmolVLM", _SPLIT, text("llama"), scale_factor=MERGE), _split),
     "llava": VisionFamily(_config("Llava", CLIP | {"image_size": 56}, text("llama")), _llava),

@@ -23,8 +23,8 @@ from baton.services.local.pair import LocalPair, PairLimits
 from baton.services.router.vision.expansion.reader import read_image_rules
 from baton.services.router.vision.headers.reader import read_header
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
-from tests.contract.vision.test_router_and_worker import FILES, PROCESSORS, encode
-from tests.exactness.vision.families import BREAK, FAMILIES, IMAGE, MERGE, Chat
+from tests.contract.vision.test_router_and_worker import FILES, PROCESSORS, encode, token_id
+from tests.exactness.vision.families import FAMILIES, IMAGE, MERGE, Chat
 from tests.exactness.vision.test_vision_exactness import NUM_NEW_TOKENS, served_tokens
 from tests.unit.model.loading.test_multimodal import save_random
 from tests.unit.router.vision.pictures import picture, saved
@@ -34,6 +34,10 @@ pytestmark = pytest.mark.exactness
 SIZE = (90, 60)
 OPTIONS: dict[str, dict[str, Any]] = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 14 * MERGE}}
 """What a type's processor for text and images passes to that for images."""
+
+
+TYPES = dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "mm_token_type_ids") | {"gemma3": "token_type_ids"}
+"""The argument that tells rows from text."""
 
 
 def tinted(colour: str, seed: int) -> bytes:
@@ -47,9 +51,10 @@ def own_tokens(model: Any, processor: Any, ids: list[int], files: list[bytes]) -
     images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
     options = OPTIONS.get(model.config.model_type, {})
     inputs = dict(processor(images=images, return_tensors="pt", **options))
-    inputs.pop("num_patches", None)
-    if "image_grid_thw" in inputs:
-        inputs["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in ids]])
+    for name in ("num_patches", "num_crops"):
+        inputs.pop(name, None)
+    if types := TYPES.get(model.config.model_type):
+        inputs[types] = torch.tensor([[int(id == IMAGE) for id in ids]])
     model.model.rope_deltas = None
     model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)
     prompt = torch.tensor([ids])
@@ -60,7 +65,7 @@ def own_tokens(model: Any, processor: Any, ids: list[int], files: list[bytes]) -
 
 def chat_of(directory: Path, files: list[bytes]) -> Chat:
     """What the router makes of the files: it reads their headers only."""
-    rules = read_image_rules(directory, lambda text: BREAK, encode)
+    rules = read_image_rules(directory, token_id, encode)
     assert rules is not None
     chat = Chat(ids=list(range(3, 14)))
     for file in files:
@@ -70,7 +75,7 @@ def chat_of(directory: Path, files: list[bytes]) -> Chat:
     return chat
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl", "mistral3", "idefics3", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl", "mistral3", "idefics3", "smolvlm", "gemma3"])
 async def test_files_give_the_models_own_tokens(family: str, tmp_path: Path) -> None:
     """One image, two, the first again; then another one of equal size behind the same words, on warm caches."""
     whole, processor = save_random(FAMILIES[family].config(), tmp_path), PROCESSORS[family]()

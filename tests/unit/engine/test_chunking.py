@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.domain.ids import AttemptId, RequestId
 from baton.domain.timing.step_time import EMPTY_STEP, MIN_STEPS, StepShape, StepTimeModel
-from baton.engine.chunking import ChunkBudget, ChunkPolicy, cut
+from baton.engine.chunking import Blocks, ChunkBudget, ChunkPolicy, StepBudget, cut
 from tests.tiny_workers import REPEATABLE_SETTINGS
 
 
@@ -44,6 +45,52 @@ def test_a_budget_of_one_page_always_reaches_the_end(end: int, page_size: int, m
         start += cut(start, end, page_size + more, page_size)
         num_steps += 1
         assert num_steps <= end
+    assert start == end
+
+
+@st.composite
+def prompts_with_blocks(draw: st.DrawFn) -> tuple[int, Blocks]:
+    """A length, and blocks of up to 9 tokens, one after another."""
+    blocks, at = [], 0
+    for gap, length in draw(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 9)), max_size=4)):
+        blocks.append((at + gap, at + gap + length))
+        at += gap + length
+    return at + draw(st.integers(1, 9)), blocks
+
+
+def may_end(place: int, blocks: Blocks) -> bool:
+    return not any(first < place < last for first, last in blocks)
+
+
+@REPEATABLE_SETTINGS
+@given(prompts_with_blocks(), st.integers(0, 30), st.integers(0, 20), st.integers(1, 5))
+def test_a_cut_never_falls_into_a_block(prompt: tuple[int, Blocks], start: int, budget_tokens: int, page_size: int):
+    """It ends on the last free page edge within the budget; without one, on the last border of a block."""
+    end, blocks = prompt
+    start = min(start, end - 1)
+    num_tokens = cut(start, end, budget_tokens, page_size, blocks)
+    places = range(start + 1, min(start + budget_tokens, end) + 1)
+    edges = [at for at in places if at == end or (at % page_size == 0 and may_end(at, blocks))]
+    borders = [at for block in blocks for at in block if at in places and may_end(at, blocks)]
+    assert start + num_tokens == max(edges, default=max(borders, default=start))
+
+
+@REPEATABLE_SETTINGS
+@given(prompts_with_blocks(), st.integers(1, 5))
+def test_a_step_advances_its_first_prompt_whatever_its_blocks(prompt: tuple[int, Blocks], page_size: int):
+    """A block that does not fit is given whole, to the first prompt alone."""
+    first, second = (AttemptId(RequestId(name), 1) for name in "ab")
+    end, blocks = prompt
+    start = 0
+    while start < end:
+        step = StepBudget(page_size, page_size)
+        step.give(first, start, end, page_size, blocks)
+        num_tokens = step.given(first)
+        step.give(second, start, end, page_size, blocks)
+        assert 0 < num_tokens <= max(page_size, 9)
+        assert may_end(start + num_tokens, blocks) or start + num_tokens == end
+        assert step.given(second) <= max(0, page_size - num_tokens)
+        start += num_tokens
     assert start == end
 
 

@@ -64,6 +64,7 @@ def test_empty_and_oversized_ids_are_refused(name: str, attempt: int):
 
 IMAGE = b"i" * 16
 WITH_IMAGES = replace(VALIDATOR, media=MediaRules(frozenset({1, 2})))
+IN_BLOCKS = replace(VALIDATOR, media=MediaRules(frozenset({1, 2}), block_rows=1))
 WITH_GRIDS = replace(VALIDATOR, media=MediaRules(frozenset({1, 2}), has_grid=True))
 
 
@@ -97,6 +98,9 @@ def test_spans_that_cover_the_placeholders_pass():
         (WITH_IMAGES, [MediaSpan(1, 2, IMAGE), MediaSpan(2, 1, IMAGE)], "has a span at 2 that is out of order"),
         (WITH_IMAGES, [MediaSpan(1, 2, IMAGE, MediaGrid(1, 2))], "has a grid, which this model has not"),
         (WITH_GRIDS, [MediaSpan(1, 2, IMAGE)], "needs a grid for every span here"),
+        (IN_BLOCKS, [MediaSpan(1, 2, IMAGE)], "has a span at 1 that is no whole item of 1 rows"),
+        (IN_BLOCKS, [MediaSpan(1, 1, IMAGE, first_row=1)], "has a span at 1 that is no whole item of 1 rows"),
+        (IN_BLOCKS, [MediaSpan(1, 1, IMAGE), MediaSpan(2, 1, IMAGE)], "has a span at 2 with no token between"),
     ],
 )
 def test_other_spans_are_refused_by_name(validator: EngineRequestValidator, media: list[MediaSpan], problem: str):

@@ -50,7 +50,7 @@ class ImageParts:
         self._fetched = fetched
         self._stored = stored
         rules = model.rules
-        self._placeholder = None if rules is None else text.token_text(rules.placeholder)
+        self._placeholders = () if rules is None else (text.token_text(rules.placeholder), *filter(None, [model.shown]))
         self._images: dict[_Place, RequestImage] = {}
         self._num_bytes = 0
 
@@ -130,8 +130,13 @@ class ImageParts:
 
     def check_text(self, fields: Fields, name: str, text: object) -> None:
         """Notes text that has the placeholder of an image, which would take an image's place."""
-        if self._placeholder is not None and isinstance(text, str) and self._placeholder in text:
-            fields.add_error(name, f"must not have the model's placeholder for images, {self._placeholder}")
+        found = [one for one in self._placeholders if one in text] if isinstance(text, str) else []
+        if found:
+            fields.add_error(name, f"must not have the model's placeholder for images, {found[0]}")
+
+    def mark(self, prompt: str) -> str:
+        """The text of a prompt as it is to be encoded."""
+        return self._model.mark(prompt) if self._images else prompt
 
     def place(self, prompt: tuple[int, ...], param: str) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
         """The prompt with the tokens of all images, and their spans. Raises `InvalidRequest`."""
@@ -173,7 +178,8 @@ def checked_images(model: ImageModel, text: TextModel) -> ImageModel:
         return model
     content = [{"type": "image"}, {"type": "text", "text": "a"}]
     try:
-        prompt = text.encode(text.render_chat([{"role": "user", "content": content}]), add_special_tokens=False)
+        shown = model.mark(text.render_chat([{"role": "user", "content": content}]))
+        prompt = text.encode(shown, add_special_tokens=False)
     except InvalidRequest:
         prompt = ()
     if prompt.count(model.rules.placeholder) == 1:

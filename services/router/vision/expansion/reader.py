@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.router.vision.expansion.config_reader import Json, UnknownProcessor
+from baton.services.router.vision.expansion.gemma import ImageTexts, read_gemma
 from baton.services.router.vision.expansion.idefics import Encode, MarkTexts, read_idefics
 from baton.services.router.vision.expansion.image_tokens import ImageRules
 from baton.services.router.vision.expansion.internvl import read_internvl
@@ -18,7 +19,7 @@ from baton.services.router.vision.expansion.llava import read_llava
 from baton.services.router.vision.expansion.pixtral import read_pixtral
 from baton.services.router.vision.expansion.qwen import read_qwen
 
-SERVED = ("idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
+SERVED = ("gemma3", "idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
 """Model types whose images are counted. Workers have the same list."""
 
 TokenId = Callable[[str], int | None]
@@ -67,11 +68,29 @@ class _Tokens:
         return next((place[name] for place in places for name in names if isinstance(place.get(name), str)), text)
 
 
+def _gemma_texts(placeholder: int, tokens: _Tokens) -> ImageTexts:
+    """Raises `UnknownProcessor` for marks that are no added tokens, which a tokenizer would join with text."""
+    begin, row, end = (
+        tokens.text_of((name,), text, {})
+        for name, text in (
+            ("boi_token", "<start_of_image>"),
+            ("image_token", "<image_soft_token>"),
+            ("eoi_token", "<end_of_image>"),
+        )
+    )
+    ids = [tokens.find((), text, {}) for text in (begin, row, end)]
+    if ids[1] != placeholder:
+        raise UnknownProcessor(f"{row} is not its placeholder")
+    return ImageTexts(begin, row, end)
+
+
 def _rules(kind: str, config: Json, image: Json, processor: Json, tokens: _Tokens) -> ImageRules:
     placeholder = config.get("image_token_id", config.get("image_token_index"))
     if not isinstance(placeholder, int):
         raise UnknownProcessor("its config has no image_token_id")
     match kind:
+        case "gemma3":
+            return read_gemma(placeholder, image, processor, config, _gemma_texts(placeholder, tokens))
         case "idefics3":
             return read_idefics(placeholder, image, processor, config, MarkTexts(), tokens.encode)
         case "smolvlm":  # its processor lets the tokenizer's config name them

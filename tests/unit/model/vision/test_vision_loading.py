@@ -46,7 +46,7 @@ def test_every_type_that_is_served_has_an_exactness_test():
     assert pairs == {(spec.model_type, kind) for spec in VISION.values() for kind in spec.text_types}
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llava_next-llama"])
+@pytest.mark.parametrize("name", ["llava_next-llama"])
 def test_types_that_are_served_on_text_only_are_refused_with_the_reason(name: str, tmp_path: Path):
     save(name, tmp_path)
     model_type = CONFIGS[name]().model_type
@@ -55,7 +55,9 @@ def test_types_that_are_served_on_text_only_are_refused_with_the_reason(name: st
 
 
 def test_a_text_model_is_refused(tmp_path: Path):
-    with pytest.raises(UnsupportedModel, match="'llama' is not served with images: it is none of idefics3, internvl"):
+    with pytest.raises(
+        UnsupportedModel, match="'llama' is not served with images: it is none of gemma3, idefics3, internvl"
+    ):
         load_model(save_random_model("llama", tmp_path), vision=True)
 
 
@@ -159,7 +161,8 @@ def checked(qwen: Path) -> dict[DecoderChoice, Any]:
     """By decoder: the loaded model, and the reference of the stock text model."""
     config = read_config(qwen, dtype=DtypeChoice.FLOAT32, vision=True)
     text, tower = load_vision_weights(config)
-    reference = image_reference(text, config.vocab_size, tower.depth, True, "cpu")
+    assert config.media is not None
+    reference = image_reference(text, config.vocab_size, tower.depth, config.media, "cpu")
     options: dict[str, Any] = {"dtype": DtypeChoice.FLOAT32, "page_size": PAGE_SIZE, "vision": True}
     kinds = (DecoderChoice.LEAN, DecoderChoice.STOCK)
     return {kind: (load_model(qwen, decoder=kind, **options), reference) for kind in kinds}

@@ -28,16 +28,17 @@ NUM_ROWS = 16
 
 
 def save_vision_model(directory: Path, kind: str = "llava", template: str = PARTS_TEMPLATE) -> None:
-    """Writes a directory: LLaVA with 16 rows an image, or Qwen2-VL with merged patches of 28 pixels."""
+    """Writes a directory: LLaVA or Gemma 3 with 16 rows an image, or Qwen2-VL with merged patches of 28 pixels."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken("<image>", special=True, normalized=False)])
+    names = ("<start_of_image>", "<end_of_image>", "<image_soft_token>") if kind == "gemma3" else ("<image>",)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text((MODEL_DIR / "tokenizer_config.json").read_text())
     (directory / "chat_template.jinja").write_text(template)
-    placeholder = tokenizer.token_to_id("<image>")
+    placeholder = tokenizer.token_to_id(names[-1])
     assert placeholder is not None
     config = {
-        "model_type": kind, "vision_config": {}, "image_token_id": placeholder,
+        "model_type": kind, "vision_config": {}, "image_token_id": placeholder, "mm_tokens_per_image": NUM_ROWS,
         "text_config": {"vocab_size": placeholder + 1, "max_position_embeddings": 1024, "eos_token_id": 2},
     }  # fmt: skip
     llava = {"do_center_crop": True, "crop_size": {"height": 56, "width": 56}}
@@ -45,8 +46,9 @@ def save_vision_model(directory: Path, kind: str = "llava", template: str = PART
     processor = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     files = {
         "config.json": config,
-        "preprocessor_config.json": llava if kind == "llava" else qwen,
+        "preprocessor_config.json": {"llava": llava, "gemma3": {"size": 224}}.get(kind, qwen),
         **({"processor_config.json": processor} if kind == "llava" else {}),
+        **({"processor_config.json": {"image_seq_length": NUM_ROWS}} if kind == "gemma3" else {}),
     }
     for name, value in files.items():
         (directory / name).write_text(json.dumps(value))

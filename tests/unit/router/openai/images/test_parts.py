@@ -54,7 +54,7 @@ class Router:
         self.images = checked_images(images, self.text)
         self.validator = RequestValidator(self.text, "m", 1024, 60.0, images=self.images)
         self.parser = RequestParser(self.validator, self.text, "baton")
-        self.placeholder = self.text.added_tokens(["<image>"])["<image>"]
+        self.placeholder = self.text.added_token("<image>")
 
     async def chat(self, *parts: Any, role: str = "user", **body: Any) -> ParsedRequest:
         return await self.parse({"model": "m", "messages": [{"role": role, "content": list(parts)}], **body})
@@ -248,11 +248,11 @@ async def test_a_model_of_text_names_the_content_as_ever():
 async def test_a_model_whose_images_are_not_served_says_why(tmp_path):
     save_vision_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "gemma3"}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "paligemma"}))
     text_model, images = load_vision_model(tmp_path)
     assert images.rules is None
     validator = RequestValidator(text_model, "m", 256, 60.0, images=images)
-    with pytest.raises(InvalidRequest, match="its images are not served: model type 'gemma3' is none of"):
+    with pytest.raises(InvalidRequest, match="its images are not served: model type 'paligemma' is none of"):
         validator.chat({"model": "m", "messages": [{"role": "user", "content": [image()]}]}, METADATA)
 
 
