@@ -25,8 +25,11 @@ from chaos.image_phases import image_shape
 from chaos.matrix import Cell, CellResult, all_cells, prepare, run_cell
 from chaos.report import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
 from chaos.soak import Soak
-from chaos.storm import StormSettings, run_storm
+from chaos.storm import StormReport, StormSettings, run_storm
 from chaos.testbed.cluster import ClusterShape, running_cluster
+
+STORM_KV_MEMORY_MIB = 24
+"""Of each worker: room for four of the longest requests of the load. Every start writes to all of it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -107,12 +110,26 @@ async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> i
         forks=options.forks,
         new_ids=options.new_ids,
         proxies=False,
+        kv_memory_mib=STORM_KV_MEMORY_MIB,
     )
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
         await prepare(harness)
-        settings = StormSettings(options.minutes, options.kills_per_minute, options.rest_s, options.at_once)
-        report = await run_storm(harness, options.seed, options.clients, settings)
+        settings = StormSettings(
+            options.minutes,
+            options.kills_per_minute,
+            options.rest_s,
+            options.at_once,
+            options.drain_share,
+            options.start_share,
+            options.kills,
+        )
+
+        def write(report: StormReport) -> None:
+            if options.json is not None:  # now, so an interrupted run keeps its results
+                options.json.write_text(report.as_json())
+
+        report = await run_storm(harness, options.seed, options.clients, settings, write)
     console.print(report.summary(), markup=False, highlight=False)
     for problem in report.problems:
         console.print(problem, markup=False, highlight=False)
@@ -151,6 +168,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         "--kills-per-minute", type=float, default=20.0, help="at most; a kill waits for the last restart"
     )
     storm.add_argument("--at-once", type=int, default=1, help="most processes that are killed in one moment")
+    storm.add_argument("--kills", type=int, help="end after so many, or after the minutes if these are over before")
+    storm.add_argument(
+        "--drain-share", type=float, default=0.1, help="of the processes that get a SIGTERM before they are killed"
+    )
+    storm.add_argument(
+        "--start-share", type=float, default=0.2, help="of the restarted processes that are killed while they start"
+    )
+    storm.add_argument("--json", type=Path, help="where to write the report, after each minute")
     storm.add_argument("--rest-s", type=float, default=1.0, help="load without kills before each round of a minute")
     storm.add_argument("--forks", action=argparse.BooleanOptionalAction, default=True, help="start services as forks")
     storm.add_argument("--new-ids", action="store_true", help="a restarted worker has a new id, and waits for no lease")

@@ -73,6 +73,11 @@ class MixedLoad:
         self._transcripts: list[Transcript] = []
         self._losses_s: list[float] = []
 
+    @property
+    def num_in_flight(self) -> int:
+        """Number of requests that are being answered."""
+        return self._num_busy
+
     def allow_loss(self) -> None:
         """Notes that a router and the store have lost their data at the same time, just now.
 

@@ -5,7 +5,7 @@ Called by decode before it announces a link. Works with every transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from baton.domain.errors import LinkBroken
@@ -15,7 +15,12 @@ from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 
 PROBE_DEADLINE_S = 5.0
-_NUM_ROUNDS = 2
+FIRST_BYTES = 256 * 1024
+"""Of the first measured pull."""
+GROWTH = 4
+"""How much larger the next pull is than one that was too short to measure."""
+MEASURED_S = 2e-3
+"""Seconds of a pull that count as a measurement: a hundred times what starting a pull takes."""
 
 
 def probe_bandwidth(
@@ -27,20 +32,24 @@ def probe_bandwidth(
     deadline_s: float = PROBE_DEADLINE_S,
     on_pages_free: Callable[[], None],
 ) -> tuple[int, float]:
-    """Pulls the first `num_pages` of a connected source twice; returns (bytes, seconds) of the second pull.
+    """Pulls pages of a connected source; returns (bytes, seconds) of the last pull.
 
-    The first pull makes the connection. No digests are checked, as the contents do not matter. `num_pages` is cut to
-    the number of local pages and of the source's pages. Calls `on_pages_free` once, here or in the transfer thread,
-    when `local_pages` may be reused; after a late pull that can be much later. Blocks for at most `deadline_s` per
-    pull. Raises `LinkBroken`.
+    The first pull, of one page, makes the connection. The next ones grow until one takes `MEASURED_S` or moves the
+    first `num_pages`: a slow link is measured with few bytes, since both processes need their cores for requests. No
+    digests are checked, as the contents do not matter. `num_pages` is cut to the number of local pages and of the
+    source's pages. Calls `on_pages_free` once, here or in the transfer thread, when `local_pages` may be reused; after
+    a late pull that can be much later. Blocks for at most `deadline_s` per pull. Raises `LinkBroken`.
     """
-    num_pages = min(num_pages, len(local_pages), source.num_pages)
-    pages = tuple(PageId(page) for page in range(num_pages))
+    num_pages, is_measured = min(num_pages, len(local_pages), source.num_pages), False
     try:
-        for _ in range(_NUM_ROUNDS):
+        for size in _sizes(num_pages, source.page_bytes):
             ended: Future[PullEvent] = Future()
-            pull = Pull(0, source.worker_id, pages, tuple(local_pages[:num_pages]), None, deadline_s)
+            pages = tuple(PageId(page) for page in range(size))
+            pull = Pull(0, source.worker_id, pages, tuple(local_pages[:size]), None, deadline_s)
             event = _pull_once(puller, pull, ended)
+            if is_measured and event.seconds >= MEASURED_S:
+                break
+            is_measured = True
     except _ProbeLate:
         ended.add_done_callback(lambda _: on_pages_free())
         raise
@@ -49,6 +58,16 @@ def probe_bandwidth(
         raise
     on_pages_free()
     return event.num_bytes, event.seconds
+
+
+def _sizes(num_pages: int, page_bytes: int) -> Iterator[int]:
+    """Pages of each pull: one to connect, then more and more, the last time all."""
+    yield 1
+    size = max(1, FIRST_BYTES // page_bytes)
+    while size < num_pages:
+        yield size
+        size *= GROWTH
+    yield num_pages
 
 
 class _ProbeLate(LinkBroken):

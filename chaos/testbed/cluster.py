@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import re
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,7 @@ class ClusterShape:
     forks: bool = False
     new_ids: bool = False
     proxies: bool = True
+    kv_memory_mib: int = 64
     prefill_flags: Mapping[str, object] = field(
         default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1, "page-sharing": "always"}
     )
@@ -135,14 +137,49 @@ class ChaosCluster:
         """Processes of these roles, all without any."""
         return [name for name, role in self.shape.names.items() if not roles or role in roles]
 
-    async def kill(self, name: str) -> None:
-        """SIGKILL; `redis` loses all data."""
+    async def kill(self, name: str) -> bool:
+        """SIGKILL; `redis` loses all data. False if the process had ended before."""
         if name == REDIS:
             await asyncio.to_thread(self.redis.kill)
-            return
+            return True
+        self._record_exits()
         with contextlib.suppress(BatonError):
             self._killed_incarnations |= {r.incarnation for r in await self.store.workers() if _name(r.id) == name}
         await asyncio.to_thread(self.processes[name].kill)
+        return self.processes[name].popen.returncode == -signal.SIGKILL
+
+    def drain(self, name: str) -> None:
+        """SIGTERM: the process ends once its requests have. `recover` restarts it."""
+        self.processes[name].may_leave()
+        self.processes[name].popen.send_signal(signal.SIGTERM)
+
+    def bad_exits(self, name: str) -> list[str]:
+        """The exit code and the end of the log of a process that has ended by itself, unless the code is 0."""
+        process = self.processes[name]
+        if process.popen.returncode in (0, -signal.SIGKILL):
+            return []
+        return [f"{name} left with {process.popen.returncode}:\n{process.tail()}"]
+
+    async def in_service(self, name: str) -> bool:
+        """True if the present process has registered as a worker, or is a router that accepts requests.
+
+        While the store or the router does not answer, it is not.
+        """
+        if self.shape.names[name] == "router":
+            return await self._accepts(name)
+        try:
+            workers = await self.store.workers()
+        except BatonError:
+            return False
+        living = [w for w in workers if w.incarnation not in self._killed_incarnations]
+        return any(_name(w.id) == name and w.status is WorkerStatus.READY for w in living)
+
+    async def _accepts(self, router: str) -> bool:
+        try:
+            answer = await self.http.get(f"{self.processes[router].url}/ready", timeout=SCRAPE_TIMEOUT_S)
+        except httpx2.TransportError:
+            return False
+        return answer.status_code == httpx2.codes.OK
 
     async def set_prefill_tokens(self, name: str, num_tokens: int) -> None:
         """Changes a worker's budget of prompt tokens a step, 0 for none, until it restarts."""
@@ -287,7 +324,7 @@ class ChaosCluster:
             flags |= {"worker-id": id, "advertise-address": advertised, "metrics-port": metrics_port}
             flags["dtype"] = "float32"
             if role != "encode":
-                flags |= {"kv-memory-mib": 64, "transport": self.shape.transport}
+                flags |= {"kv-memory-mib": self.shape.kv_memory_mib, "transport": self.shape.transport}
                 flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
         environment = self.clocks.environment(name)

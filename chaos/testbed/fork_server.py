@@ -2,9 +2,9 @@
 
 `python -m chaos.testbed.fork_server FD MODULE...` is that process; `ForkServer` starts it and asks for children. A
 child runs a `baton` command, or another program, from its first line to the process's end, with its own pid and log.
-It saves five seconds of importing torch and transformers. The tests and the storms of kills use it. No thread may run
-before a fork, and no library may be active (grpc, NIXL and uvloop start with their first use): a child would inherit
-half of its work.
+It saves five seconds of importing torch and transformers, and the check of the native kernels. The tests and the storms
+of kills use it. No thread may run before a fork, and no library may be active (grpc, NIXL and uvloop start with their
+first use): a child would inherit half of its work.
 
 The fork server ends with the process that started it, and its children end with it.
 """
@@ -42,6 +42,8 @@ CHECKPOINT_LOADING = (
 """What a worker imports only when it loads a checkpoint; the last is the bundled model's."""
 BATON = "baton.services.cli.main"
 """The program of a child, unless another one is named: its `run` gets the words and returns the exit code."""
+SERVICE = "chaos.testbed.service"
+"""A program for `serve` only, which costs less to start."""
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 30.0
@@ -231,12 +233,19 @@ class _ServerLoop:
             self._reap(pidfd)
 
 
+def preload(modules: Sequence[str]) -> None:
+    """Imports `modules`, and checks the native kernels if these know them. Starts no thread."""
+    for name in modules:
+        importlib.import_module(name)
+    if (kernels := sys.modules.get("baton.model.loading.kernel_choice")) is not None:
+        kernels.choose_kernels(kernels.KernelUse.AUTO, "cpu")
+
+
 def main() -> int:
     """Runs the server."""
     descriptor, *preloaded = sys.argv[1:]
     requests = socket.socket(fileno=int(descriptor))
-    for name in preloaded:
-        importlib.import_module(name)
+    preload(preloaded)
     gc.freeze()  # children share these objects; collecting them would copy pages
     request = _ServerLoop(requests).serve()
     if request is not None:

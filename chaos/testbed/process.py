@@ -16,7 +16,7 @@ from pathlib import Path
 
 from baton.services.cli.processes import die_with_parent
 from baton.settings.process import child_environment, thread_variables
-from chaos.testbed.fork_server import ForkedProcess, ForkServer
+from chaos.testbed.fork_server import SERVICE, ForkedProcess, ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -115,7 +115,8 @@ def spawn(
     arguments = [f"--{key}={value}" for key, value in flags.items()]
     log = folder / f"{name}-{time.monotonic_ns()}.log"
     if fork_server is not None:
-        return ChildProcess(name, role, *addresses, log, fork_server.spawn(name, ["serve", role, *arguments], log))
+        child = fork_server.spawn(name, ["serve", role, *arguments], log, program=SERVICE)
+        return ChildProcess(name, role, *addresses, log, child)
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     command = [*wrapper, sys.executable, "-m", "baton.services.cli.main", "serve", role, *arguments]
     with log.open("wb") as out:

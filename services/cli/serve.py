@@ -31,28 +31,28 @@ serve_app = App(name="serve", help="Run one service in this process.")
 @serve_app.command
 def router(*, settings: Annotated[RouterSettings | None, FLAT] = None) -> int:
     """Serve the OpenAI-compatible API and dispatch requests to workers."""
-    return _serve("router", settings or RouterSettings())
+    return run_service("router", settings or RouterSettings())
 
 
 @serve_app.command
 def prefill(*, settings: Annotated[PrefillSettings | None, FLAT] = None) -> int:
     """Compute prompts and export their pages."""
-    return _serve("prefill", settings or PrefillSettings())
+    return run_service("prefill", settings or PrefillSettings())
 
 
 @serve_app.command
 def decode(*, settings: Annotated[DecodeSettings | None, FLAT] = None) -> int:
     """Import prompts' pages and generate tokens."""
-    return _serve("decode", settings or DecodeSettings())
+    return run_service("decode", settings or DecodeSettings())
 
 
 @serve_app.command
 def encode(*, settings: Annotated[EncodeSettings | None, FLAT] = None) -> int:
     """Encode images for prefill workers."""
-    return _serve("encode", settings or EncodeSettings())
+    return run_service("encode", settings or EncodeSettings())
 
 
-def _serve(name: str, settings: ServiceSettings) -> int:
+def run_service(name: str, settings: ServiceSettings) -> int:
     """Prepares the process, then calls `services.<name>.app.serve(settings)`. Returns the exit code."""
     refuse_unknown_variables(COMMANDS.values())
     configure_logging(name, settings.log_level, settings.log_format)

@@ -28,7 +28,7 @@ def served(monkeypatch):
         runs[settings.port] = (name, settings)
         return 0
 
-    monkeypatch.setattr(serve, "_serve", note)
+    monkeypatch.setattr(serve, "run_service", note)
     return runs
 
 

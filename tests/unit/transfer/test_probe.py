@@ -2,15 +2,17 @@
 
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory
-from baton.transfer.base import SourceInfo
+from baton.transfer.base import PullEvent, PullOutcome, SourceInfo
 from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource, PullFault, PullFaultKind
-from baton.transfer.probe import probe_bandwidth
+from baton.transfer.probe import FIRST_BYTES, probe_bandwidth
 from tests.unit.transfer.rigs import WAIT_S, EventLog, page_ids
 from tests.unit.transfer.source_process import filled_memory
 
@@ -53,6 +55,24 @@ def test_bytes_really_moved_and_pages_are_free(pair):
 @pytest.mark.parametrize(("num_local", "num_pages", "moved"), [(3, 8, 3), (8, 2, 2), (8, 100, 8)])
 def test_a_probe_moves_at_most_the_pages_of_both_pools(pair, num_local, num_pages, moved):
     assert pair.probe(num_local, num_pages)[0] == moved * 64
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(1e-4, [1, 4, 16, 64, 100]), (1.0, [1, 4])])
+def test_a_slow_link_is_measured_with_few_bytes(seconds, sizes):
+    pulled = []
+
+    def submit_to(pull, on_event):
+        pulled.append(len(pull.remote_pages))
+        num_bytes = len(pull.remote_pages) * FIRST_BYTES // 4
+        on_event(PullEvent(pull, PullOutcome.DONE, num_bytes, seconds))
+
+    info = SourceInfo(PREFILL, Incarnation(1), "", TRANSPORT, b"", 0, 100, FIRST_BYTES // 4)
+    puller: Any = SimpleNamespace(submit_to=submit_to)
+    free = threading.Event()
+    moved, took_s = probe_bandwidth(puller, info, page_ids(range(100)), 100, on_pages_free=free.set)
+    assert pulled == sizes
+    assert (moved, took_s) == (sizes[-1] * FIRST_BYTES // 4, seconds)
+    assert free.is_set()
 
 
 def test_a_failure_in_either_round_is_a_broken_link(pair):
