@@ -73,6 +73,7 @@ class PageState(enum.IntEnum):
 
 _SETTLED, _CONDEMNED, _RETIRED = int(PageState.SETTLED), int(PageState.CONDEMNED), int(PageState.RETIRED)
 """Plain numbers: these run for every page of every step."""
+_STATES = tuple(PageState)  # by number
 
 
 class PageDigests:
@@ -88,7 +89,7 @@ class PageDigests:
         self._worn: set[PageId] = set()  # retired when they are freed
 
     def state(self, page: PageId) -> PageState:
-        return PageState(self._states[page])
+        return _STATES[self._states[page]]
 
     def unsettled(self, pages: Sequence[PageId]) -> list[PageId]:
         """Those of `pages` that have no digest and are not condemned."""
