@@ -138,7 +138,7 @@ class Scenario:
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
     `sessions`: decode's tokens come in sessions. `scheduling`: the rest.
     `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
-    `media_bytes`: bound of each worker's store of images.
+    `media_bytes`: bound of each worker's store of images. `fits`: workers announce step-time fits, wrong ones too.
     """
 
     seed: int
@@ -166,6 +166,7 @@ class Scenario:
     num_encoders: int = 0
     towers: bool = True
     media_bytes: int = 0
+    fits: bool = False
     scheduling: SchedulingPlan = DEFAULT_SCHEDULING
 
     @property

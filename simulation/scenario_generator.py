@@ -35,6 +35,7 @@ ROUTER_SEEDS = (2, 4, 8)
 GIVING_SHARE = 0.5
 """Of the scenarios with digests: those in which workers give cached pages to each other."""
 SESSIONS_SHARE = 0.5
+FITS_SHARE = 0.5
 """Of the scenarios: those in which decode's tokens come in sessions; in the others in calls."""
 MAX_RESTART_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
@@ -91,6 +92,7 @@ def generate_scenario(seed: int) -> Scenario:
         drafts=drafts,
         sessions=Random(f"sessions {seed}").random() < SESSIONS_SHARE,
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
+        fits=seed % 10 not in ROUTER_SEEDS and Random(f"fits {seed}").random() < FITS_SHARE,
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )
     scenario = with_images(Random(f"images {seed}"), scenario)

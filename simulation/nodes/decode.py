@@ -16,7 +16,7 @@ from typing import Any, cast
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.domain.trust import OPEN_CLUSTER
-from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerLoad, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES
@@ -57,6 +57,7 @@ from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
+from simulation.announced_fits import AnnouncedFits
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
 from simulation.nodes.drafter import MAX_DRAFTS, SimDrafter
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
@@ -90,6 +91,9 @@ class SimDecode:
         network, policies, scenario = environment.network, environment.policies, environment.scenario
         num_host_pages = scenario.num_host_pages
         self.process = process
+        self._fits = None
+        if scenario.fits:
+            self._fits = AnnouncedFits(Random(f"fits {scenario.seed} {process.name}"), scenario.mean_step_s)
         self._fingerprint = model_fingerprint(version)
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
@@ -233,6 +237,10 @@ class SimDecode:
         self._sessions = listen_for_sessions(attempts, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
         SimWire.listen(self._listener, self._sessions.serve)
 
+    def _load(self) -> WorkerLoad:
+        load = replace(self._loop.load(), step_age_s=self._engine.step_age_s())
+        return load if self._fits is None else replace(load, step_time=self._fits.next())
+
     def _record(self) -> WorkerRecord:
         return WorkerRecord(
             id=WorkerId(self.process.name),
@@ -245,7 +253,8 @@ class SimDecode:
             max_model_len=CONFIG.max_model_len,
             vocab_size=VOCAB_SIZE,
             status=self._lifecycle.status,
-            load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
+            load=self._load(),
+            page_bytes=PAGE_BYTES if self._fits is not None else 0,
             links=self._links.records(),
             grammars=CAPABILITY,
             capabilities=(*CAPABILITIES, SESSIONS),

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
-from baton.domain.worker import CAPABILITIES, IMAGE, TEXT, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, IMAGE, TEXT, WorkerLoad, WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
@@ -49,6 +49,7 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
+from simulation.announced_fits import AnnouncedFits
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
@@ -78,6 +79,9 @@ class SimPrefill:
         network, policies, scenario = environment.network, environment.policies, environment.scenario
         digests, plan = scenario.digests, scenario.scheduling
         self.process = process
+        self._fits = None
+        if scenario.fits:
+            self._fits = AnnouncedFits(Random(f"fits {scenario.seed} {process.name}"), scenario.mean_step_s)
         self._plan, self._mean_step_s = plan, scenario.mean_step_s
         self._fingerprint = model_fingerprint(version)
         self._network = network
@@ -249,6 +253,10 @@ class SimPrefill:
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
 
+    def _load(self) -> WorkerLoad:
+        load = replace(self._loop.load(), step_age_s=self._engine.step_age_s())
+        return load if self._fits is None else replace(load, step_time=self._fits.next())
+
     def _record(self) -> WorkerRecord:
         return WorkerRecord(
             id=WorkerId(self.process.name),
@@ -261,7 +269,8 @@ class SimPrefill:
             max_model_len=CONFIG.max_model_len,
             vocab_size=VOCAB_SIZE,
             status=self._lifecycle.status,
-            load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
+            load=self._load(),
+            page_bytes=self._memory.page_bytes if self._fits is not None else 0,
             grammars=CAPABILITY,
             capabilities=(*CAPABILITIES, *(() if self._vision is None else self._vision.capabilities)),
             links=() if self._peers is None else self._peers.links.records(),
