@@ -27,6 +27,7 @@ from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
 from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.overlap.page_fence import PageFence
 from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
@@ -36,6 +37,7 @@ from baton.services.decode.import_policy import ImportPolicy, ImportRules
 from baton.services.decode.import_table import ImportLimits, ImportTable
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.order import RowOrder
+from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.prefill.policy import PolicySettings, PrefillLimits
@@ -124,15 +126,20 @@ def tiny_decode(
     chunks: ChunkBudget | None = None,
     drafter: Drafter | None = None,
     order: RowOrder | None = None,
+    pool: PagePool | None = None,
 ) -> TinyDecode:
+    """`pool`: empty, of `NUM_PAGES`; None: a plain one."""
     memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
-    cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
+    cache = PrefixCache(pool or PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
     imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
     host = SwapSpace(num_host_pages, PoolHasher(host_memory) if digests else None)
     chunks = chunks or ChunkBudget(token_budget, PAGE_SIZE)
     drafts = None if drafter is None else DraftPolicy(drafter, MAX_DRAFTS, PAGE_SIZE, cache.pool)
     rows = RowRules(growth, drafts, order or RowOrder())
-    scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, rows)
+    if issubclass(decode_scheduler, OverlapScheduler):
+        scheduler: DecodeScheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, rows, PageFence(cache.pool))
+    else:
+        scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, rows)
     faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults, growth)
     runner = FakeRunner(

@@ -13,6 +13,7 @@ from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, bad_word_ends, banned_tokens
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER
+from baton.engine.overlap.future import FutureToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class Row:
     filled. `sample` is None for a chunk that does not end the prompt. Otherwise it samples after the last token that is
     known, and `drafted` after each of the tokens behind it: the last `len(drafted)` tokens are proposals of a drafter.
     `score`: of positions from `start` + 1 on. `media`: spans of the request; the runner has their embeddings. `wanted`:
-    drafts to be made; the page table covers them as well. Such a row has a `sample` and no drafts yet.
+    drafts to be made; the page table covers them as well. Such a row has a `sample` and no drafts yet. `future`: where
+    the row's only token comes from, if a step in flight samples it; `tokens` is (`UNREAD_TOKEN`,) then.
     """
 
     id: AttemptId
@@ -133,6 +135,7 @@ class Row:
     drafted: tuple[SampleSpec, ...] = ()
     media: tuple[MediaSpan, ...] = ()
     wanted: WantedDrafts | None = None
+    future: FutureToken | None = None
 
     def with_drafts(self, request: EngineRequest, drafts: Sequence[int]) -> Row:
         """This row with `drafts` behind its tokens, or still to be made. Raises `ValueError` without a `sample`."""

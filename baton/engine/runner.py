@@ -16,6 +16,7 @@ from baton.engine.batch import Batch, DraftedHistory, Row, SampleSpec, StepOutpu
 from baton.engine.drafts.base import num_matching
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.engine.media.step_inputs import EmbeddingSource, row_blocks, step_embeds, step_positions
+from baton.engine.overlap.device_tokens import SentTokens, fill_futures
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.drafts.chains import DraftRow, PageDrafts
@@ -31,7 +32,8 @@ from baton.model.vision.embedding import Embeds
 class ModelStep:
     """A `StepInFlight` of the `ModelRunner`; `sample_result` is None where there were no rows.
 
-    `batch` has the drafts that were made, if `has_made`. `drafts` None: nothing drafts from pages.
+    `batch` has the drafts that were made, if `has_made`. `drafts` None: nothing drafts from pages. `sent`: the samples,
+    where a step behind this one may start before its result is taken; None: nothing is behind it.
     """
 
     batch: Batch
@@ -41,9 +43,12 @@ class ModelStep:
     storage: PageStorage
     has_made: bool = False
     drafts: PageDrafts | None = None
+    sent: SentTokens | None = None
 
     def result(self) -> StepOutput:
         """Waits for the device, also without samples. After it the written pages may be digested and read by peers."""
+        if self.sent is not None:
+            return self.masks.output(self.batch, self.sent.read())
         sampled = () if self.sample_result is None else self.sample_result.read()
         scores = {} if self.scorer is None else self.scorer.read()
         output = self.masks.output(self.batch, sampled)
@@ -78,6 +83,9 @@ class ModelRunner:
         self._masks = masks
         self._embeddings = embeddings
         self._has_blocks = model.config.media is not None and model.config.media.block_rows is not None
+        self._last: tuple[Batch, torch.Tensor] | None = None  # the step before, and its samples
+        self.overlaps = False
+        """Set where steps start before the result of the one before is taken: `OverlapScheduler`."""
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
@@ -85,16 +93,24 @@ class ModelRunner:
         return self._decoder.sizes if isinstance(self._decoder, CudaGraphDecoder) else ()
 
     @property
+    def device(self) -> str:
+        """Type of the device: "cpu" or "cuda"."""
+        return self._storage.device.type
+
+    @property
     def is_async(self) -> bool:
         """True if `start` returns before the step is done: on a GPU."""
-        return self._storage.device.type != "cpu"
+        return self.device != "cpu"
 
     def run(self, batch: Batch) -> StepOutput:
         """Runs one step to its end. Rows attend to pages written before the step and to their own new tokens."""
         return self.start(batch).result()
 
     def start(self, batch: Batch) -> ModelStep:
-        """Starts a step. The caller takes its result before it starts another one."""
+        """Starts a step. Unless `overlaps`, the caller takes its result before it starts another one.
+
+        Raises `Broken` for a future token that the step before did not sample.
+        """
         self._copy(batch)
         if not batch.rows:
             return ModelStep(batch, None, StepMasks(), None, self._storage)
@@ -103,7 +119,12 @@ class ModelRunner:
             batch = self._with_drafts(batch)
         scorer = self._scorer(batch.rows)
         sample_result, masks = self._extend(batch.rows, scorer)
-        return ModelStep(batch, sample_result, masks, scorer, self._storage, has_made, self._drafts)
+        sent = None
+        if self.overlaps:
+            self._last = batch, sample_result.tokens
+            if self.is_async and scorer is None and sample_result.logprobs is None and self._drafts is None:
+                sent = SentTokens.of(sample_result.tokens)
+        return ModelStep(batch, sample_result, masks, scorer, self._storage, has_made, self._drafts, sent)
 
     def _with_drafts(self, batch: Batch) -> Batch:
         """The batch with the drafts that its rows want. Raises `Broken` without a draft model."""
@@ -156,6 +177,8 @@ class ModelRunner:
         # Not every model accepts an output head over zero rows, so at least one row is kept.
         places = keep or [len(ids) - 1]
         flat_ids, flat_places = (int64_tensor(x, device) for x in (ids, places))
+        if any(row.future is not None for row in rows):
+            fill_futures(flat_ids, rows, self._last)
         positions, embeds = self._positions(rows), self._embeds(rows)
         capture = None if self._drafts is None else self._drafts.new_capture()
         logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds, capture)

@@ -91,13 +91,26 @@ class StepMetrics:
         started_at = monotonic_s()
         yield
         self._forward_s = monotonic_s() - started_at
+        self._observe(batch, self._forward_s)
+
+    def observe_overlapped(self, batch: Batch, seconds: float, waited_s: float) -> None:
+        """Records a step that ran beside the host's work for others.
+
+        `seconds`: from its start, or the end of the step before if that was later. `waited_s`: of them, the time for
+        which the host waited. The rest is the host's; it is hidden as long as the host waits at all.
+        """
+        self._step_s.observe(seconds)
+        self._host_s.observe(max(0.0, seconds - waited_s))
+        self._observe(batch, seconds)
+
+    def _observe(self, batch: Batch, seconds: float) -> None:
         shape = shape_of(batch)
         self.num_tokens += shape.num_tokens
         self._tokens.observe(shape.num_tokens)
         self._rows.set(len(batch.rows))
         if not batch.copies:  # their time is not that of tokens
             has_prompt = shape.chunk_pairs > 0 and batch.num_prompt_tokens > 0
-            self.step_time.observe(shape, self._forward_s, has_prompt=has_prompt)
+            self.step_time.observe(shape, seconds, has_prompt=has_prompt)
             self._step_time_error.set(self.step_time.error)
 
     def run(self, runner: Runner, batch: Batch) -> StepOutput:

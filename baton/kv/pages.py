@@ -23,6 +23,7 @@ class Hold(enum.IntEnum):
     LIVE = 1  # in the page table of a prompt or a row
     RESERVED = 2  # allocated to an import
     DRAINING = 3  # of an ended import, while a read into it may be in flight
+    IN_FLIGHT = 4  # of an ended row, while a step that reads or writes it is in flight
 
 
 class Owner(enum.IntEnum):
@@ -41,6 +42,7 @@ _OWNERS_BY_PRIORITY = (
     (Hold.DRAINING, Owner.DRAINING),
     (Hold.RESERVED, Owner.RESERVED),
     (Hold.LIVE, Owner.LIVE),
+    (Hold.IN_FLIGHT, Owner.LIVE),
     (Hold.PINNED, Owner.PINNED),
 )
 _OWNERS = tuple(Owner)

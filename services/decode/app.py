@@ -20,6 +20,7 @@ from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
+from baton.engine.overlap.page_fence import PageFence
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
@@ -37,6 +38,7 @@ from baton.services.decode.outbox import DecodeOutbox
 from baton.services.decode.page_exports import PageExports
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.order import RowOrder
+from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.decode.server import DecodeServicer
@@ -273,12 +275,16 @@ class _Worker:
         drafts = self._make_drafts(turn.steps.step_time)
         rows = RowRules(growth, drafts, RowOrder(settings.priority_scheduling))
         scheduler = DecodeScheduler(imports, host, page_size, chunks, rows)
+        if settings.overlap_scheduling:
+            engine.runner.overlaps = True
+            log.info("overlap_scheduling", device=engine.runner.device)
+            scheduler = OverlapScheduler(imports, host, page_size, chunks, rows, PageFence(engine.cache.pool))
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
         tagged = engine.fingerprint.digest if self._checks_tags else None
         rules = ImportRules(page_size, settings.digests, tagged)
         import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults, growth)
-        start = engine.runner.start if engine.runner.is_async else None
+        start = engine.runner.start if engine.runner.is_async or settings.overlap_scheduling else None
         scrub = PageScrub(engine.checks, page_bytes, self._lifecycle.on_unfit)
         exports = self._make_page_exports(import_policy)
         meter = None if drafts is None else DraftMeter(settings.drafter, drafts.totals)

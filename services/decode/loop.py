@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.domain.errors import BatonError, Cancelled
+from baton.domain.errors import BatonError, Broken, Cancelled
 from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import to_us
 from baton.domain.worker import Activity, WorkerBudgets, WorkerLoad
@@ -25,6 +25,7 @@ from baton.engine.handoff.import_commands import (
     VerdictArrived,
 )
 from baton.engine.messages import Abort, Fail, Scored
+from baton.engine.overlap.started_step import StartedStep
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
@@ -34,7 +35,9 @@ from baton.services.decode.effects import DecodeEffect, EmitTokens, OutwardEffec
 from baton.services.decode.import_policy import ImportPolicy
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.page_exports import PageExports
-from baton.services.decode.scheduler import DecodeScheduler, SendBackReason
+from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
+from baton.services.decode.rows.send_back import SendBackReason
+from baton.services.decode.scheduler import DecodeScheduler
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent
 from baton.worker.budget_control import ChangeBudgets
@@ -45,8 +48,8 @@ class DecodeHooks:
     """Outputs of the loop. `emit` takes effects for the asyncio loop, `submit` starts a read; neither blocks.
 
     `scrub` checks idle pages and reports wrong ones. `start` begins a step and returns before it is done: effects of
-    one turn are then emitted while the next step runs. `exports`: gives cached pages to other workers; None: it gives
-    none. `meter` publishes what became of drafts.
+    one turn are then emitted while the next step runs. An `OverlapScheduler` needs it. `exports`: gives cached pages to
+    other workers; None: it gives none. `meter` publishes what became of drafts.
     """
 
     emit: Callable[[list[OutwardEffect]], None]
@@ -76,6 +79,9 @@ class DecodeLoop:
         self._runner = runner
         self._hooks = hooks
         self._exports = hooks.exports
+        self._ahead = scheduler if isinstance(scheduler, OverlapScheduler) else None
+        self._in_flight: StartedStep | None = None
+        self._result_at = 0.0  # when the last result of a step was taken
         self._deferred: list[OutwardEffect] = []
         self._num_send_backs = dict.fromkeys(SendBackReason, 0)
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
@@ -86,7 +92,7 @@ class DecodeLoop:
         """Runs one turn; waits for commands when no row can step. False once the mailbox is closed."""
         commands = self._turn.take_commands(self._next_wakeup(monotonic_s()))
         if self._turn.mailbox.closed:
-            self._emit_effects(self._deferred)
+            self._emit_effects([*self._deferred, *self._take_result(self._in_flight)])
             return False
         effects: list[DecodeEffect] = [*self._deferred, *(e for command in commands for e in self._handle(command))]
         self._deferred = []
@@ -94,6 +100,16 @@ class DecodeLoop:
         if self._exports is not None:
             self._exports.expire(monotonic_s())
         effects += self._import_policy.check_pages(monotonic_s())
+        idle = not commands and self._in_flight is None
+        batch, effects = self._step(effects) if self._ahead is None else self._step_ahead(self._ahead, effects)
+        effects += self._scheduler.take_pending_effects()
+        effects += self._scrub(monotonic_s())
+        self._count_decisions()
+        self._finish_turn(effects, stepped=batch is not None, idle=idle and batch is None)
+        return True
+
+    def _step(self, effects: list[DecodeEffect]) -> tuple[Batch | None, list[DecodeEffect]]:
+        """Runs a step to its end. Returns its batch, None if there was none, and the effects that are left to emit."""
         batch = self._scheduler.schedule(monotonic_s())
         effects = [_joined(effect) for effect in effects]
         if batch is not None:
@@ -101,11 +117,51 @@ class DecodeLoop:
             with self._turn.steps.step():
                 output, effects = self._run(batch, effects)
                 effects += self._scheduler.commit(batch, output, monotonic_s())
-        effects += self._scheduler.take_pending_effects()
-        effects += self._scrub(monotonic_s())
-        self._count_decisions()
-        self._finish_turn(effects, stepped=batch is not None, idle=not commands and batch is None)
-        return True
+        return batch, effects
+
+    def _step_ahead(
+        self, ahead: OverlapScheduler, effects: list[DecodeEffect]
+    ) -> tuple[Batch | None, list[DecodeEffect]]:
+        """Starts a step, then takes the result of the one before; the other way round where the next one needs it.
+
+        Returns the batch that was started, None if there was none, and the effects that are left to emit.
+        """
+        before, batch = self._in_flight, ahead.schedule_ahead(monotonic_s())
+        effects = [_joined(effect) for effect in effects]
+        if batch is None:
+            if before is not None:
+                self._emit_effects(effects)
+                effects = self._take_result(before)
+            before, batch = None, ahead.schedule(monotonic_s())
+        try:
+            self._in_flight = None if batch is None else self._start(batch)
+        except Exception:  # the process ends; what was computed goes out before
+            self._emit_effects([*effects, *self._take_result(before)])
+            raise
+        if before is not None:
+            self._emit_effects(effects)
+            effects = self._take_result(before)
+        return batch, effects
+
+    def _start(self, batch: Batch) -> StartedStep:
+        if self._hooks.start is None:
+            raise Broken("an overlap scheduler needs a runner that starts steps")
+        metrics.TOKENS_RECOMPUTED_TOTAL.inc(self._scheduler.num_recomputed_tokens(batch))
+        started_at = self._turn.steps.step_started_at = monotonic_s()
+        return StartedStep(batch, self._hooks.start(batch), started_at)
+
+    def _take_result(self, started: StartedStep | None) -> list[DecodeEffect]:
+        """Waits for a step and commits it; nothing for None."""
+        if started is None:
+            return []
+        asked_at = monotonic_s()
+        output = started.step.result()
+        now, since = monotonic_s(), max(started.started_at, self._result_at)
+        self._result_at = now
+        self._turn.steps.observe_overlapped(started.batch, now - since, now - asked_at)
+        if self._in_flight is started:
+            self._in_flight = self._turn.steps.step_started_at = None
+        return self._scheduler.commit(started.batch, output, now)
 
     def close(self) -> None:
         """Ends the loop after the current turn. Thread-safe."""
@@ -235,8 +291,8 @@ class DecodeLoop:
     def _finish_turn(self, effects: Sequence[DecodeEffect], *, stepped: bool, idle: bool) -> None:
         load = self._snapshot_load()
         num_exports = 0 if self._exports is None else len(self._exports)
-        num_requests = load.waiting_requests + load.running_rows + num_exports
-        if self._hooks.start is not None and stepped and self._scheduler.num_running:
+        num_requests = load.waiting_requests + load.running_rows + num_exports + (self._in_flight is not None)
+        if self._ahead is None and self._hooks.start is not None and stepped and self._scheduler.num_running:
             self._deferred = self._submit_pulls(effects)  # emitted beside the next turn's step
         else:
             self._turn.publish(load, num_requests)

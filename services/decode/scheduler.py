@@ -18,7 +18,6 @@ A row's life here, queue by queue:
 from __future__ import annotations
 
 import bisect
-import enum
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -43,13 +42,7 @@ from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
 from baton.services.decode.rows.rules import RowRules
-
-
-class SendBackReason(enum.StrEnum):
-    """Why a row was sent back to the router."""
-
-    NO_MEMORY = "no_memory"
-    DAMAGED_COPY = "damaged_copy"
+from baton.services.decode.rows.send_back import SendBackReason
 
 
 def _arrival_number(row: DecodeRow) -> int:
@@ -188,7 +181,7 @@ class DecodeScheduler:
         if self._growth is not None:
             self._growth.on_step()
         self._totals.seconds += now - self._scheduled_at
-        by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
+        by_id = self._stepped_rows(batch)
         effects = self.take_pending_effects()
         emitted, ends = output.sampled, [row.start + len(row.tokens) for row in batch.rows]
         if self._drafts is not None:
@@ -321,6 +314,10 @@ class DecodeScheduler:
         score = ScoreSpec.of(request, start, end) if row in self._local else None
         pages, media = row.table.pages, request.media
         return Row(request.id, row.tokens[start:end], start, pages, spec, score, media=media)
+
+    def _stepped_rows(self, batch: Batch) -> dict[AttemptId, DecodeRow]:
+        """Rows of a finished step that are still here, and perhaps others."""
+        return {row.request.id: row for queue in (self._running, self._local) for row in queue}
 
     @staticmethod
     def _walk(

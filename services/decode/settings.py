@@ -51,6 +51,11 @@ class DecodeSettings(WorkerSettings):
     cuda_graphs: bool = True
     """On a GPU, run decode steps as CUDA graphs where the model's steps can be captured."""
 
+    overlap_scheduling: bool = False
+    """Schedule and start a step while the one before it runs, so that the device does not wait for the host. For GPUs;
+    on a CPU there is nothing to overlap with. Tokens do not depend on it. Steps with drafts, masks, penalties, log
+    probabilities or prompts wait for the one before."""
+
     host_pages: Annotated[int, Field(ge=0)] | None = None
     """Pages of host memory for preempted sequences; default: as many as the pool has."""
 

@@ -41,7 +41,7 @@ from baton.services.decode.page_exports import PageExports
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.order import RowOrder
 from baton.services.decode.rows.rules import RowRules
-from baton.services.decode.scheduler import SendBackReason
+from baton.services.decode.rows.send_back import SendBackReason
 from baton.services.decode.server import DecodeServicer
 from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
 from baton.services.decode.serving.sessions import listen_for_sessions

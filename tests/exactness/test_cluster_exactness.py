@@ -165,7 +165,7 @@ def test_concurrent_prompts_compute_a_shared_prefix_once(bundled: Cluster, bundl
 def test_workers_with_different_decoders(
     prefill: str, decode: str, tmp_path: Path, bundled_reference: Reference
 ) -> None:
-    """They link, since their pages have one shape, and continue from each other's pages."""
+    """They link, since their pages have one shape, and continue from each other's pages. The lean one runs ahead."""
     prompts = shaped_prompts(8)[2:6]
     with (
         Cluster(
@@ -173,16 +173,17 @@ def test_workers_with_different_decoders(
             transport="stream",
             flags=PAGES,
             prefill_flags={**CHUNKS, "decoder": prefill},
-            decode_flags={"decoder": decode},
+            decode_flags={"decoder": decode, "overlap-scheduling": decode == "lean"},
         ) as cluster,
         split(cluster),
     ):
         answers = [ask(cluster, prompt) for prompt in prompts]
+        assert ("overlap_scheduling" in cluster.processes["decode-0"].log.read_text()) == (decode == "lean")
     assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
 
 
 @contextmanager
-def selfish(directory: Path, budget: int, **decode_flags: int) -> Iterator[Cluster]:
+def selfish(directory: Path, budget: int, **decode_flags: int | bool) -> Iterator[Cluster]:
     """A cluster without prefill workers."""
     with Cluster(
         directory, num_prefill=0, flags=PAGES, decode_flags={"token-budget": budget, **decode_flags}
@@ -205,10 +206,11 @@ def test_a_decode_worker_that_prefills_for_itself(budget: int, tmp_path: Path, b
 
 
 def test_forced_preemption_beside_local_prompts(tmp_path: Path, bundled_reference: Reference) -> None:
-    rng = random.Random(7)
+    """The worker runs ahead where it can."""
+    rng, small = random.Random(7), {"num-pages": 34, "max-rows": 8, "overlap-scheduling": True}
     prompts = [random_prompt(rng, 20) for _ in range(6)]
     expected = [bundled_reference.generate(prompt, 60) for prompt in prompts]
-    with selfish(tmp_path, TOKEN_BUDGET, **{"num-pages": 34, "max-rows": 8}) as cluster, ThreadPoolExecutor(6) as pool:
+    with selfish(tmp_path, TOKEN_BUDGET, **small) as cluster, ThreadPoolExecutor(6) as pool:
         assert list(pool.map(lambda prompt: ask(cluster, prompt, 60), prompts)) == expected
         assert cluster.metric("decode-0", "baton_preemptions_total") > 0
 

@@ -17,7 +17,7 @@ from baton.kv.pages import Hold
 from baton.kv.swap_space import SwapSpace
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.kv_import import Reserved, SealInfo
-from baton.services.decode.scheduler import SendBackReason
+from baton.services.decode.rows.send_back import SendBackReason
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher
 from tests.tiny_workers import (

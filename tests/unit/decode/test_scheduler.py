@@ -13,7 +13,7 @@ from baton.engine.batch import StepOutput
 from baton.engine.messages import Fail
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.kv_import import Busy, DecodeRow, Reserved, SealInfo
-from baton.services.decode.scheduler import SendBackReason
+from baton.services.decode.rows.send_back import SendBackReason
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from tests.tiny_workers import (
     TinyDecode,

@@ -1,0 +1,1 @@
+"""Overlap scheduling: a step is scheduled and started while the one before it runs."""

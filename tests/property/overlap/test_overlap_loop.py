@@ -1,0 +1,212 @@
+"""The overlapped decode loop against the plain one: any history of joins, ends, aborts and preemptions, same tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.domain.arithmetic import ceil_div
+from baton.domain.ids import AttemptId
+from baton.domain.request import EngineRequest, FinishReason, StopParams
+from baton.domain.worker import WorkerRole
+from baton.engine.batch import Batch, StepInFlight
+from baton.engine.handoff.import_commands import LeasesRenewed
+from baton.engine.mailbox import Mailbox
+from baton.engine.messages import Abort
+from baton.engine.overlap.fake_async_runner import FakeAsyncRunner
+from baton.engine.page_scrub import PageScrub
+from baton.engine.turn import EngineTurn
+from baton.kv.page_checks import PageChecks
+from baton.services.decode.commands import Claim, DecodeCommand
+from baton.services.decode.effects import EmitTokens, OutwardEffect
+from baton.services.decode.kv_import import Reserved
+from baton.services.decode.loop import DecodeHooks, DecodeLoop
+from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
+from baton.services.decode.scheduler import DecodeScheduler
+from tests.property.overlap.overlap_machine import WatchedPool
+from tests.tiny_workers import (
+    NUM_PAGES,
+    PAGE_BYTES,
+    PAGE_SIZE,
+    REPEATABLE_SETTINGS,
+    assert_idle,
+    engine_request,
+    expected_output,
+    next_token,
+    tiny_decode,
+)
+from tests.unit.decode.test_scheduler import board
+
+NUM_TURNS = 120
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, the turn it comes in, and the number of tokens after which its client aborts it; None: never."""
+
+    request: EngineRequest
+    turn: int
+    abort_after: int | None
+    is_local: bool
+
+
+@dataclass
+class Heard:
+    """Tokens after the first one, which prefill gives, and the end of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+class LoopWorld:
+    """One decode loop whose device runs at drawn moments."""
+
+    def __init__(self, scheduler: type[DecodeScheduler], seed: int) -> None:
+        pool = WatchedPool(NUM_PAGES)
+        self.world = tiny_decode(True, NUM_PAGES, token_budget=4, decode_scheduler=scheduler, pool=pool)
+        self.device = pool.device = FakeAsyncRunner(self.world.runner)
+        self.mailbox: Mailbox[DecodeCommand] = Mailbox(64)
+        self.heard: dict[AttemptId, Heard] = {}
+        self._rng = random.Random(seed)
+        turn = EngineTurn(WorkerRole.DECODE, self.world.cache, self.mailbox, lambda: None)
+        scrub = PageScrub(PageChecks(self.world.cache), PAGE_BYTES)
+        hooks = DecodeHooks(self._emit, lambda pull: None, scrub, self._start)
+        world = self.world
+        self.loop = DecodeLoop(turn, world.imports, world.scheduler, world.import_policy, world.runner, hooks)
+
+    def run(self, arrivals: Sequence[Arrival]) -> None:
+        """Plays the history; a request that finds no room asks again in the next turn."""
+        waiting, aborting = list(arrivals), {one.request.id: one.abort_after for one in arrivals}
+        for turn in range(NUM_TURNS):
+            waiting = [one for one in waiting if one.turn > turn or not self._join(one)]
+            for id, heard in self.heard.items():
+                if (after := aborting.get(id)) is not None and len(heard.tokens) >= after and heard.finish is None:
+                    self.mailbox.put(Abort(id, "the client left"))
+                    del aborting[id]
+            self.mailbox.put(LeasesRenewed((), 0.0))  # no turn waits
+            assert self.loop.turn()
+        assert not waiting
+        assert self.loop.num_requests == 0
+
+    def _join(self, arrival: Arrival) -> bool:
+        request, policy = arrival.request, self.world.import_policy
+        answer, _ = policy.reserve(request.id, len(request.tokens), [], 0.0, 1e9, computes_prompt=arrival.is_local)
+        if not isinstance(answer, Reserved):
+            return False
+        self.heard[request.id] = Heard()
+        if arrival.is_local:
+            self.mailbox.put(Claim(answer.id, request, None, 1e9, 0.0))
+        elif next_token(request, list(request.tokens))[1] is None:
+            board(self.world, request)
+        else:
+            policy.abort(request.id)  # prefill's token ends it
+        return True
+
+    def _start(self, batch: Batch) -> StepInFlight:
+        self._maybe_run()
+        step = self.device.start(batch)
+        self._maybe_run()
+        return step
+
+    def _emit(self, effects: list[OutwardEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, EmitTokens):
+                heard = self.heard[effect.id]
+                assert heard.finish is None, "a token behind the end"
+                heard.tokens += [token.token for token in effect.tokens]
+                heard.finish = effect.finish
+        self._maybe_run()
+
+    def _maybe_run(self) -> None:
+        if self._rng.random() < 0.4:
+            self.device.advance()
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 1), min_size=1, max_size=5),  # prompt
+        st.integers(1, 9),  # max_tokens
+        st.booleans(),  # stops at token 1
+        st.integers(0, 3),  # seed, and min_tokens
+        st.integers(0, 9),  # turn of its arrival
+        st.sampled_from([None, None, None, 1, 2, 4]),  # tokens after which it is aborted
+        st.sampled_from([False, False, False, True]),  # computed here
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def arrivals_of(drawn: Sequence[tuple[list[int], int, bool, int, int, int | None, bool]]) -> list[Arrival]:
+    return [
+        Arrival(
+            engine_request(
+                f"r{number}", prompt, seed=seed,
+                stop=StopParams(max_tokens, max(0, seed - 1), frozenset({1}) if stops else frozenset()),
+            ),
+            turn, abort_after, is_local,
+        )
+        for number, (prompt, max_tokens, stops, seed, turn, abort_after, is_local) in enumerate(drawn)
+        if len(prompt) + max_tokens <= 12
+    ]  # fmt: skip
+
+
+@settings(REPEATABLE_SETTINGS, max_examples=80)
+@given(drawn=REQUESTS, seed=st.integers(0, 999))
+def test_tokens_and_ends_equal_the_plain_loops(drawn, seed: int):
+    arrivals = arrivals_of(drawn)
+    plain, ahead = LoopWorld(DecodeScheduler, seed), LoopWorld(OverlapScheduler, seed)
+    plain.run(arrivals)
+    ahead.run(arrivals)
+    assert plain.device.max_in_flight <= 1
+    for one in arrivals:
+        first = 0 if one.is_local else 1
+        expected = expected_output(one.request)[first:]
+        for world in (plain, ahead):
+            heard = world.heard[one.request.id]
+            assert heard.tokens == expected[: len(heard.tokens)]
+            ends = len(heard.tokens) == len(expected) and (bool(expected) or one.is_local)
+            assert (heard.finish is not None) == ends or one.abort_after is not None
+        if one.abort_after is None:
+            assert ahead.heard[one.request.id] == plain.heard[one.request.id]
+    for world in (plain, ahead):
+        assert_idle(world.world.cache)
+    num_pages = sum(ceil_div(len(one.request.tokens) + one.request.stop.max_tokens, PAGE_SIZE) for one in arrivals)
+    if num_pages <= NUM_PAGES and all(one.abort_after is None for one in arrivals):  # nothing was evicted or aborted
+        assert ahead.world.cache.pool.counts() == plain.world.cache.pool.counts()
+        assert set(ahead.world.cache._nodes) == set(plain.world.cache._nodes)
+
+
+def test_rows_run_ahead_and_an_extra_token_is_dropped():
+    stop = StopParams(6, stop_token_ids=frozenset({1}))
+    arrivals = [
+        Arrival(engine_request(f"r{seed}", [0, 1, 1], stop=stop, seed=seed), 0, None, is_local=False) for seed in (0, 1)
+    ]
+    ahead = LoopWorld(OverlapScheduler, 0)
+    ahead.run(arrivals)
+    scheduler = ahead.world.scheduler
+    assert isinstance(scheduler, OverlapScheduler)
+    assert ahead.device.max_in_flight == 2
+    assert ahead.device.num_future_tokens > 0
+    ends = [ahead.heard[one.request.id].finish for one in arrivals if ahead.heard[one.request.id].tokens]
+    assert scheduler.num_dropped_tokens == ends.count(FinishReason.STOP)
+    assert FinishReason.STOP in ends
+
+
+def test_closing_takes_the_step_in_flight():
+    request = engine_request("r", [0, 1, 1], stop=StopParams(6))
+    ahead = LoopWorld(OverlapScheduler, 0)
+    board(ahead.world, request)
+    ahead.heard[request.id] = Heard()
+    for _ in range(3):
+        ahead.mailbox.put(LeasesRenewed((), 0.0))
+        assert ahead.loop.turn()
+    ahead.mailbox.close()
+    before = len(ahead.heard[request.id].tokens)
+    assert not ahead.loop.turn()
+    assert len(ahead.heard[request.id].tokens) == before + 1
+    assert ahead.heard[request.id].tokens == expected_output(request)[1 : before + 2]
