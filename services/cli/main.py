@@ -21,7 +21,7 @@ from baton.services.cli.replay import replay
 from baton.services.cli.run import run_model
 from baton.services.cli.serve import serve_app
 from baton.services.cli.top.command import top
-from baton.services.cli.trace import trace
+from baton.services.cli.trace.command import trace
 from baton.services.cli.up import up
 from baton.services.cli.workers.drain import drain
 from baton.services.cli.workers.role import role

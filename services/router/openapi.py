@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import baton
-from baton.services.router.cluster.snapshot import ClusterSnapshot, RecentRequests
+from baton.services.router.cluster.snapshot import ClusterSnapshot, ListOrder, RecentRequests
 from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
 from baton.services.router.openai.field_table.field import FieldEndpoint, Schema
 from baton.services.router.openai.request_schemas import body_schema, detokenize_schema, tokenize_schema
@@ -210,6 +210,7 @@ def _parameters(path: str, answered: _Operation) -> Iterator[Schema]:
         yield {"name": "slower_than_ms", "in": "query", "schema": {"type": "integer", "minimum": 0}}
         yield {"name": "outcome", "in": "query", "schema": {"enum": [outcome.value for outcome in Outcome]}}
         yield {"name": "notable", "in": "query", "schema": {"type": "boolean"}}
+        yield {"name": "order", "in": "query", "schema": {"enum": [order.value for order in ListOrder]}}
     if path.endswith("/stream"):
         description = "The same, for clients that cannot set headers."
         yield {"name": "last_event_id", "in": "query", "schema": string, "description": description}

@@ -122,6 +122,63 @@ def test_a_recorded_request_is_drawn(capsys: pytest.CaptureFixture[str]):
     assert any(line.startswith("~transfer") for line in lines)
 
 
+def row(id: str, e2e_ms: float, code: str = "") -> dict[str, object]:
+    outcome, workers = (
+        ("failed" if code else "finished"),
+        {"prefill": "prefill-0", "decode": "" if code else "decode-1"},
+    )
+    numbers = {"prompt_tokens": 812, "cached_tokens": 512, "output_tokens": 3, "attempts": 1}
+    times = {"at_ms": 1_900_000_000_000, "ttft_ms": None if code else 201.4, "e2e_ms": e2e_ms}
+    return {"id": id, "outcome": outcome, "code": code, "router": "r-0", **workers, **numbers, **times}
+
+
+LISTED = [row("call-9", 12_345.6), row("call-10", 263.0, "worker_lost")]
+
+
+@pytest.mark.parametrize(("flag", "order"), [("--last", "newest"), ("--slowest", "slowest")])
+def test_requests_are_listed(flag: str, order: str, capsys: pytest.CaptureFixture[str]):
+    with router({f"/v1/cluster/requests?limit=2&order={order}": {"data": LISTED}}) as url:
+        assert run(["trace", flag, "2", f"--router={url}"]) == 0
+        head, slow, lost = capsys.readouterr().out.splitlines()
+        assert head.split() == "ENDED ID OUTCOME TTFT E2E PROMPT CACHED OUT TRIES WORKERS ROUTER".split()
+        assert slow.startswith("17:46:40  call-9   finished              201 ms  12.3 s ")
+        assert lost.startswith("17:46:40  call-10  failed (worker_lost)       -  263 ms ")
+        assert slow.split()[7:] == ["812", "512", "3", "1", "prefill-0", ">", "decode-1", "r-0"]
+        assert run(["trace", flag, "2", "--json", f"--router={url}"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [(each["id"], each["e2e_ms"]) for each in rows] == [("call-9", 12_345.6), ("call-10", 263.0)]
+
+
+def test_a_record_is_printed_as_json(capsys: pytest.CaptureFixture[str]):
+    answer = recorded()
+    with router({"/v1/requests/call-1": answer}) as url:
+        assert run(["trace", "call-1", "--json", f"--router={url}"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer["trace"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([], "one of ID, --last N and --slowest N"),
+        (["call-1", "--last", "2"], "one of ID, --last N and --slowest N"),
+        (["--last", "2", "--slowest", "2"], "one of ID, --last N and --slowest N"),
+        (["--last", "0"], "Must be >= 1"),
+        (["--slowest", "201"], "Must be <= 200"),
+    ],
+)
+def test_a_wrong_choice_is_refused(tokens: list[str], words: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["trace", *tokens]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_list_that_is_refused_or_empty_is_explained(capsys: pytest.CaptureFixture[str]):
+    with router({"/v1/cluster/requests?limit=1&order=newest": {"data": []}}, key="k1") as url:
+        assert run(["trace", "--last", "1", f"--router={url}"]) == 2
+        assert "set BATON_API_KEY" in capsys.readouterr().err
+        assert run(["trace", "--last", "1", f"--router={url}", "--api-key=k1"]) == 0
+        assert "no request has ended" in capsys.readouterr().out
+
+
 def test_the_key_is_sent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     with router({"/v1/requests/call-1": recorded()}, key="k1") as url:
         assert run(["trace", "call-1", f"--router={url}"]) == 2

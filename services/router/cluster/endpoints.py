@@ -20,7 +20,7 @@ from baton.domain.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from baton.services.router.cluster.demo import ActionResult, DemoClient, DemoCommand
 from baton.services.router.cluster.feed import ClusterFeed
 from baton.services.router.cluster.rows import recent_row
-from baton.services.router.cluster.snapshot import RecentRequests
+from baton.services.router.cluster.snapshot import ListOrder, RecentRequests
 from baton.services.router.edge.auth_middleware import is_operator, tenant_of
 from baton.services.router.edge.body import read_body
 from baton.services.router.edge.disconnect import cancel_on_disconnect
@@ -73,12 +73,18 @@ class ClusterEndpoints:
         outcome = query.get("outcome", "")
         if outcome and outcome not in {each.value for each in Outcome}:
             raise InvalidRequest(f"outcome cannot be {short_repr(outcome)}", param="outcome")
+        order = query.get("order", ListOrder.NEWEST)
+        if order not in set(ListOrder):
+            raise InvalidRequest(f"order cannot be {short_repr(order)}", param="order")
         notable = query.get("notable", "") not in ("", "0", "false")
         view, tenant = self._feed.view, visible_tenant(request)
-        rows = [recent_row(trace) for trace in view.recent(tenant, MAX_LISTED, notable=notable)]
+        if order == ListOrder.SLOWEST:
+            rows = [recent_row(trace) for trace in view.held(tenant, notable=notable)]
+        else:
+            rows = [recent_row(trace) for trace in view.recent(tenant, MAX_LISTED, notable=notable)]
         rows += [row for row in view.ends.foreign(tenant) if row.notable or not notable]
         found = [row for row in rows if row.e2e_ms >= slower_ms and outcome in ("", row.outcome)]
-        found.sort(key=lambda row: row.at_ms, reverse=True)
+        found.sort(key=lambda row: row.e2e_ms if order == ListOrder.SLOWEST else row.at_ms, reverse=True)
         return _json(msgspec.json.encode(RecentRequests(found[:limit])))
 
     async def request(self, request: Request) -> Response:

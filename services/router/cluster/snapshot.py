@@ -5,6 +5,8 @@ Times are milliseconds: `*_ms` on the router's clock are durations, `now_ms` and
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 MAX_WORKERS = 64
@@ -180,8 +182,15 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     v: int = VERSION
 
 
+class ListOrder(enum.StrEnum):
+    """Order of the requests of `GET /v1/cluster/requests`."""
+
+    NEWEST = "newest"
+    SLOWEST = "slowest"
+
+
 class RecentRequests(msgspec.Struct, frozen=True):
-    """The answer of `GET /v1/cluster/requests`: newest first."""
+    """The answer of `GET /v1/cluster/requests`: newest or slowest first."""
 
     data: list[RecentRequest]
     object: str = "list"

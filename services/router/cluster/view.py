@@ -171,6 +171,15 @@ class ClusterView:
                 found += 1
                 yield trace
 
+    def held(self, tenant: str | None, *, notable: bool = False) -> Iterator[RequestTrace]:
+        """The last `MAX_SCANNED` requests that ended, and as many notable ones, each once: the slowest are of those."""
+        seen: set[str] = set()
+        for only_notable in (True,) if notable else (False, True):
+            for trace in self.recent(tenant, MAX_SCANNED, notable=only_notable):
+                if trace.id not in seen:
+                    seen.add(trace.id)
+                    yield trace
+
     def trace(self, id: str, tenant: str | None) -> RequestTrace | None:
         """The trace of a running or recent request; None for an unknown one, and for that of another tenant."""
         trace = self._traces.find(id)

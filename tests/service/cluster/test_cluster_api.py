@@ -88,6 +88,28 @@ async def test_a_request_is_seen_in_each_state_and_its_stages_add_up():
         assert [each["id"] for each in listed] == [trace.id]
 
 
+async def test_the_slowest_requests_are_listed_first():
+    async with live_router(num_decode=1) as router:
+        decode = router.mock.decodes[0]
+        decode.script = [ScriptedAction(Phase.DECODE, Hold(), index=2)]
+        async with router.watch() as view, asyncio.TaskGroup() as tasks:
+            held = tasks.create_task(router.complete())
+            await view.until(lambda v: [r for r in v.state["requests"] if r[2] == "decoding" and r[7] == 2])
+            quick = await router.complete()
+            decode.release()
+        await router.complete()
+        ids = [each.json()["id"] for each in (held.result(), quick)]
+
+        async def listed(query: str) -> list[str]:
+            rows = (await router.client.get(f"/v1/cluster/requests?{query}")).json()["data"]
+            assert len({row["id"] for row in rows}) == len(rows)
+            return [row["id"] for row in rows]
+
+        assert (await listed("order=slowest&limit=1")) == ids[:1]
+        assert (await listed("order=newest&limit=1")) not in ([ids[0]], [ids[1]])
+        assert len(await listed("order=slowest")) == 3
+
+
 async def test_a_killed_worker_is_shown_with_the_replay_of_its_requests():
     async with live_router() as router:
         for decode in router.mock.decodes:
@@ -166,7 +188,9 @@ async def may_watch(router: LiveRouter) -> bool:
         return response.status_code == 200
 
 
-@pytest.mark.parametrize("query", ["limit=-1", "limit=201", "limit=x", "slower_than_ms=1e3", "outcome=lost"])
+@pytest.mark.parametrize(
+    "query", ["limit=-1", "limit=201", "limit=x", "slower_than_ms=1e3", "outcome=lost", "order=oldest"]
+)
 async def test_a_bad_query_names_the_parameter(query: str):
     async with live_router(num_decode=1) as router:
         reply = await router.client.get(f"/v1/cluster/requests?{query}")

@@ -1,13 +1,14 @@
-"""`baton trace ID`: the waterfall of one request over all processes.
+"""`baton trace ID`: the waterfall of one request over all processes; `--last N`, `--slowest N`: a list of requests.
 
-Any router answers by HTTP: from its own records, or from the state store. `--workers` adds what the workers measured,
-which also shows a request whose router has ended before it could record it.
+Registered by `baton.services.cli.main`. Any router answers by HTTP: from its own records, or from the state store.
+`--workers` adds what the workers measured, which also shows a request whose router has ended before it could record it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -15,17 +16,21 @@ import grpc
 import httpx2
 import msgspec
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from baton.domain.errors import BatonError
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import worker_pb2, worker_pb2_grpc
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
+from baton.services.cli.errors import EXIT_REFUSED
 from baton.services.cli.settings import COMMANDS, TraceSettings
+from baton.services.cli.trace.listing import MAX_LISTED, listing_lines, read_listing
+from baton.services.router.cluster.snapshot import ListOrder
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.trust import read_trust
 from baton.store.connect import connect
-from baton.telemetry.request_trace import AttemptTrace, RequestTrace
+from baton.telemetry.request_trace import AttemptTrace, RequestTrace, trace_json
 from baton.telemetry.waterfall import waterfall, worker_lines
 
 TIMEOUT_S = 10.0
@@ -47,37 +52,63 @@ class _Answer(msgspec.Struct):
     trace: RequestTrace | None = None
 
 
+_Count = Number(gte=1, lte=MAX_LISTED)
+
+
 def trace(
-    id: Annotated[str, Parameter(help="The request's id, from `x-baton-request-id` or the answer's `id`.")],
+    id: Annotated[str, Parameter(help="The request's id, from `x-baton-request-id` or the answer's `id`.")] = "",
     /,
     *,
+    last: Annotated[int | None, Parameter(validator=_Count, help="List so many requests that ended last.")] = None,
+    slowest: Annotated[int | None, Parameter(validator=_Count, help="List so many of the slowest requests.")] = None,
+    json: Annotated[bool, Parameter(negative=(), help="Print JSON: the record of a request, or the list.")] = False,
     settings: Annotated[TraceSettings | None, Parameter(name="*")] = None,
 ) -> int:
-    """Show the waterfall of one request: stages, workers, attempts and transfer."""
+    """Show the waterfall of one request: stages, workers, attempts and transfer; or list the last or slowest ones."""
     refuse_unknown_variables(COMMANDS.values())
-    for line in asyncio.run(_trace(id, settings or TraceSettings())):
+    chosen = settings or TraceSettings()
+    counts = {ListOrder.NEWEST: last, ListOrder.SLOWEST: slowest}
+    wanted = [(order, count) for order, count in counts.items() if count is not None]
+    if len(wanted) + bool(id) != 1:
+        print("baton: give one of ID, --last N and --slowest N, such as: baton trace --last 10", file=sys.stderr)
+        return EXIT_REFUSED
+    lines = _listing(*wanted[0], chosen, as_json=json) if wanted else _trace(id, chosen, as_json=json)
+    for line in asyncio.run(lines):
         print(line)
     return 0
 
 
-async def _trace(id: str, settings: TraceSettings) -> list[str]:
+async def _listing(order: ListOrder, count: int, settings: TraceSettings, *, as_json: bool) -> list[str]:
+    async with _client(settings) as client:
+        return listing_lines(await read_listing(client, settings.router, order, count), as_json=as_json)
+
+
+async def _trace(id: str, settings: TraceSettings, *, as_json: bool) -> list[str]:
     found = await _worker_attempts(id, settings) if settings.workers else []
     try:
         answer = await _ask_router(id, settings)
     except TraceNotFound:
-        if not found:
+        if not found or as_json:
             raise
         return [f"{id}: no router has a record; the workers measured:", *_attempt_lines(found)]
+    if as_json:
+        if answer.trace is None:
+            raise TraceNotFound(f"{id}: {answer.status}; no router has recorded its times")
+        return [trace_json(answer.trace).decode()]
     if answer.trace is not None:
         return [*waterfall(answer.trace), *(_attempt_lines(found) if found else [])]
     return [f"{id}: {answer.status}; no router has recorded its times", *_attempt_lines(found)]
 
 
-async def _ask_router(id: str, settings: TraceSettings) -> _Answer:
-    """The router's answer. Raises `TraceNotFound`, also if the router is not reachable."""
+def _client(settings: TraceSettings) -> httpx2.AsyncClient:
     key = settings.api_key
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
-    async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False, headers=headers) as client:
+    return httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False, headers=headers)
+
+
+async def _ask_router(id: str, settings: TraceSettings) -> _Answer:
+    """The router's answer. Raises `TraceNotFound`, also if the router is not reachable."""
+    async with _client(settings) as client:
         try:
             answer = await client.get(f"{settings.router.rstrip('/')}/v1/requests/{id}")
         except httpx2.TransportError as error:
