@@ -9,7 +9,7 @@ gRPC, and a real Redis keeps the records. Only the project's own functions count
   often as the journal is flushed, so a flush does not count.
 - *Frame*: what is called for at least nine of ten frames of the session that tokens come in, but for fewer tokens. At
   one stream every token is a frame: `token_budget` bounds the calls of both together.
-- *Request*: every function called from the connection to the end of the response, in both of two chats: a reset
+- *Request*: every function called from the connection to the end of the response, in each of `NUM_CHATS` chats: a reset
   connection of one does not count. What an idle router calls as well (heartbeats, the worker registry) is reported
   apart.
 - *Value type*: a frozen dataclass, msgspec struct or protobuf message that is an argument or a result. A token's value
@@ -26,7 +26,7 @@ import inspect
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -51,6 +51,7 @@ GENERATED_SOURCES = f"{ROOT}/baton/rpc/gen/"
 
 DEFAULT_TOKENS = 256
 NUM_STREAMS = 4
+NUM_CHATS = 3
 SKIPPED_TOKENS = 8
 """Tokens at both ends of the stream that the token's window leaves out."""
 TOKEN_INTERVAL_S = 0.005
@@ -188,7 +189,7 @@ async def router_in_process(redis_url: str, *, sessions: bool | None = None) -> 
 
 
 async def _profile(port: int, num_tokens: int) -> PathProfile:
-    hook, idle, requests, token = ProfileHook(), Window(), (Window(), Window()), Window()
+    hook, idle, requests, token = ProfileHook(), Window(), [Window() for _ in range(NUM_CHATS)], Window()
     first, last, num_seen = NUM_STREAMS * SKIPPED_TOKENS, NUM_STREAMS * (num_tokens - SKIPPED_TOKENS), 0
 
     def watch_token(_: int) -> None:
@@ -210,8 +211,8 @@ async def _profile(port: int, num_tokens: int) -> PathProfile:
     return _summarize(idle, requests, token, last - first)
 
 
-def _summarize(idle: Window, requests: tuple[Window, Window], token: Window, num_tokens: int) -> PathProfile:
-    request = requests[0].calls.keys() & requests[1].calls.keys()
+def _summarize(idle: Window, requests: Sequence[Window], token: Window, num_tokens: int) -> PathProfile:
+    request = set.intersection(*(set(window.calls) for window in requests))
     enough = EVERY_TOKEN * num_tokens
     per_token = [code for code, count in token.calls.items() if count >= enough]
     num_frames = token.calls[MessageSession.receive.__code__]

@@ -16,7 +16,7 @@ from bench.router.path_profile import ProfileHook, Window, _summarize, profile_r
 REQUEST = PlannedRequest(0, 0.0, (1,), 1)
 ANSWER = MeasuredAnswer(0.0, 1.0, (), 0)
 NUM_TOKENS = 96
-MAX_REQUEST_FUNCTIONS = 530  # measured 524 in both of two chats
+MAX_REQUEST_FUNCTIONS = 530  # measured 524 in each of three chats
 MAX_TOKEN_FUNCTIONS = 40
 MAX_TOKEN_FILES = 20  # measured 18, and 19 beside other work: a file of about nine of ten tokens counts or not
 MAX_TOKEN_VALUE_TYPES = 6
@@ -61,7 +61,9 @@ def test_a_function_of_most_tokens_is_on_the_token_path():
     token, idle = Window(), Window()
     token.calls.update({ceil_div.__code__: 9, rescale.__code__: 8})
     idle.calls[rescale.__code__] = 1
-    profile = _summarize(idle, token, token, 10)
+    chat = Window()
+    chat.calls.update({**token.calls, row_of.__code__: 1})
+    profile = _summarize(idle, (chat, token), token, 10)
     assert [name.split(":")[1] for name in profile.token_functions] == ["ceil_div"]
     assert profile.token_calls == 1.7
     assert [name.split(":")[1] for name in profile.request_functions] == ["ceil_div"]
@@ -72,7 +74,7 @@ def test_a_function_of_most_frames_is_not_on_the_token_path():
     token = Window()
     token.calls.update({MessageSession.receive.__code__: 3, ceil_div.__code__: 10, rescale.__code__: 3})
     token.calls[row_of.__code__] = 1
-    profile = _summarize(Window(), Window(), token, 10)
+    profile = _summarize(Window(), (Window(), Window()), token, 10)
     assert [name.split(":")[1] for name in profile.token_functions] == ["ceil_div"]
     assert [name.split(":")[1] for name in profile.frame_functions] == ["rescale", "MessageSession.receive"]
 
@@ -82,7 +84,7 @@ def test_values_of_a_flush_are_not_on_the_token_path():
     token.calls.update({ceil_div.__code__: 10, rescale.__code__: 1, row_of.__code__: 1})
     token.values.update({(ceil_div.__code__, "TokenChunk"): 10, (ceil_div.__code__, "Rare"): 1})
     token.values.update({(rescale.__code__, "JournalEntry"): 5, (row_of.__code__, "JournalEntry"): 5})
-    assert _summarize(Window(), token, token, 10).token_value_types == ("TokenChunk",)
+    assert _summarize(Window(), (token, token), token, 10).token_value_types == ("TokenChunk",)
 
 
 @pytest.mark.integration
