@@ -30,6 +30,7 @@ from baton.store.store import (
     WorkerIdInUse,
     WriteOutcome,
 )
+from baton.store.write_chain import ChainedWrite, WriteResult, run_chain
 
 
 @dataclass(slots=True)
@@ -135,6 +136,10 @@ class MemoryStore:
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         self._check_open()
         return self._calls.write(entries)
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        self._check_open()
+        return [await run_chain(self, chain) for chain in chains]
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         self._check_open()

@@ -27,6 +27,7 @@ from baton.store.store import (
     StateStore,
     WriteOutcome,
 )
+from baton.store.write_chain import ChainedWrite, PutCall, WriteJournal, WriteResult, run_chain
 
 MAX_PRIVATE_CALLS = 1024
 MAX_PRIVATE_BYTES = 64 * 1024 * 1024
@@ -135,6 +136,19 @@ class PrivateStore:
         outcomes |= zip(rest, written, strict=True)
         return [outcomes[index] for index in range(len(entries))]
 
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        """See `StateStore`. Chains with a private write run first, by single operations."""
+        private, rest = dict[int, list[WriteResult]](), list[Sequence[ChainedWrite]]()
+        for index, chain in enumerate(chains):
+            if self._is_private(chain):
+                private[index] = await run_chain(self, chain)
+            else:
+                rest.append(chain)
+        if not private:
+            return await self._shared.write_chains(chains)
+        written = iter(await self._shared.write_chains(rest) if rest else ())
+        return [private[index] if index in private else next(written) for index in range(len(chains))]
+
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         return await self._of(id).read_journal(id, start, wait_s)
 
@@ -161,6 +175,18 @@ class PrivateStore:
         for call in self._calls.values():
             await call.store.close()
         await self._shared.close()
+
+    def _is_private(self, chain: Sequence[ChainedWrite]) -> bool:
+        """True if a write of it must not reach the other store."""
+        for write in chain:
+            if isinstance(write, PutCall) and write.record.private:
+                return True
+            if self._stores and isinstance(write, WriteJournal):
+                if any(entry.id.request_id in self._stores for entry in write.entries):
+                    return True
+            elif self._stores and write.id in self._stores:
+                return True
+        return False
 
     def _of(self, id: RequestId) -> StateStore:
         """The store of a call or a sequence."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.domain.worker import WorkerRecord
+
+if TYPE_CHECKING:
+    from baton.store.write_chain import ChainedWrite, WriteResult
 
 
 class StoreUnavailable(BatonError):
@@ -369,6 +372,14 @@ class WorkerRegistry(Protocol):
 
 class StateStore(SequenceStore, CallStore, WorkerRegistry, Protocol):
     """All three interfaces over one connection."""
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        """Runs chains of writes in one round trip, one after another. Returns the results of the writes that ran.
+
+        A chain ends with its first refused write, which has no effect; those before it have. Raises `StoreUnavailable`:
+        any part may have taken effect.
+        """
+        ...
 
     async def ping(self) -> None:
         """Raises `StoreUnavailable` when the store does not answer."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.store.store import NO_BALLOT, CallOwner, CallRecord, CallStatus, JournalEntry, StateStore, WriteOutcome
+from baton.store.write_chain import ChainedWrite, EndCall, WriteJournal, WriteResult
 from simulation.checks.invariants import Violation
 
 BrokenRule = Callable[[RequestId, Sequence[int]], str]
@@ -80,16 +81,37 @@ class CheckedStore:
             self._check_claim(before, claimed, ballot)
         return claimed
 
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        """See `StateStore.write_chains`. A journal is compared with the attempts before the first write."""
+        journals = [write for chain in chains for write in chain if isinstance(write, WriteJournal)]
+        before = {id(write): [await self._newest(entry.id.request_id) for entry in write.entries] for write in journals}
+        found = await self._store.write_chains(chains)
+        for chain, results in zip(chains, found, strict=True):
+            for write, result in zip(chain, results, strict=False):
+                if result.owner is not None:
+                    self._add_owner(write.id, result.owner.owner)
+                elif isinstance(write, EndCall) and result.accepted and write.status is CallStatus.ABANDONED:
+                    self._owners.pop(write.id, None)
+                elif isinstance(write, WriteJournal):
+                    await self._check_journal(write.entries, before[id(write)], result.outcomes)
+        return found
+
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         """See `CallStore.write_journal`."""
         attempts = [await self._newest(entry.id.request_id) for entry in entries]
         written = await self._store.write_journal(entries)
+        await self._check_journal(entries, attempts, written)
+        return written
+
+    async def _check_journal(
+        self, entries: Sequence[JournalEntry], attempts: Sequence[AttemptId], written: Sequence[WriteOutcome]
+    ) -> None:
+        """`attempts`: those that the store had before."""
         for entry, attempt, what in zip(entries, attempts, written, strict=True):
             if what is WriteOutcome.DONE and entry.id.order < attempt.order:
                 self._violate("I3", f"{entry.id} writes tokens, and {attempt} is in the store", entry)
             if what is WriteOutcome.DONE:
                 await self._check_tokens(entry)
-        return written
 
     def _add_owner(self, id: RequestId, owner: OwnerId) -> None:
         now = asyncio.get_running_loop().time()

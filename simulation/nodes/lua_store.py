@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.resources
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
@@ -16,6 +15,7 @@ from baton.store.notifier import wait_for_event
 from baton.store.options import StoreOptions
 from baton.store.redis.client import RedisClient
 from baton.store.redis.redis_store import RedisStore
+from baton.store.redis.script_files import script_source
 from baton.store.redis.subscription import ChannelSubscription
 from baton.store.store import StoreUnavailable
 from simulation.runtime.lua_redis import LuaRedis, Reply
@@ -53,8 +53,7 @@ class _LuaClient:
         self._closing = asyncio.Event()
 
     def script(self, name: str) -> Callable[..., Awaitable[Reply]]:
-        source = importlib.resources.files("baton.store.redis").joinpath("scripts", f"{name}.lua")
-        text = source.read_text(encoding="utf-8")
+        text = script_source(name)
 
         async def run(keys: Sequence[object], args: Sequence[object]) -> Reply:
             return self._decoded(self._server.run(text, list(keys), list(args)))

@@ -28,6 +28,7 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
+from baton.store.write_chain import ChainedWrite, WriteResult
 from simulation.checks.checked_store import CheckedStore
 from simulation.nodes.store_snapshot import Snapshot, restore, take_snapshot
 from simulation.runtime.network import SimNetwork
@@ -145,6 +146,9 @@ class SimStore:
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         return await self._call(lambda store: store.write_journal(entries))
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        return await self._call(lambda store: store.write_chains(chains))
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         return await self._call(lambda store: store.read_journal(id, start, wait_s))

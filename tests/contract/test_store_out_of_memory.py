@@ -27,6 +27,7 @@ from baton.store.store import (
 )
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
+from baton.store.write_chain import ChainedWrite, EndCall, PutCall, PutSequence, WriteJournal
 from tests.contract.stores import DEADLINE_S
 from tests.redis_server import running_redis
 
@@ -118,6 +119,27 @@ async def test_a_full_server_refuses_new_records_atomically(small: SmallServer) 
     assert await store.get_call(RequestId("new")) is None
     await small.make_space()
     assert await store.write_journal(entries) == [WriteOutcome.DONE] * 3
+
+
+async def test_a_full_server_refuses_chains_as_a_whole(small: SmallServer) -> None:
+    store = small.store
+    await store.put_call(new_call("c"))
+    await store.create(new_request("c-0"))
+    await small.fill()
+    journal = WriteJournal((JournalEntry(AttemptId(RequestId("c-0"), 1), 0, (5,)),))
+    end = EndCall(RequestId("c"), (1, 0), CallStatus.ENDED)
+    opening: list[ChainedWrite] = [PutCall(new_call("d")), PutSequence(new_request("d-0"))]
+    refused: list[list[list[ChainedWrite]]] = [[opening], [[journal], [end]], [opening, [journal, end]]]
+    for chains in refused:
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            await store.write_chains(chains)
+    assert (await store.read_journal(RequestId("c-0"), 0, 0.0)).tokens == ()
+    assert [await store.get_call(RequestId("d")), await store.get(RequestId("d-0"))] == [None, None]
+    assert await store.get_call(RequestId("c")) == new_call("c")
+    assert (await store.write_chains([[end]]))[0][0].accepted  # an end needs no memory
+    await small.make_space()
+    [results] = await store.write_chains([opening])
+    assert [result.accepted for result in results] == [True, True]
 
 
 async def test_everything_is_written_once_there_is_memory_again(small: SmallServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.planted.runner import PlantedBug
+from tests.planted.tables.chain_bugs import CHAIN_BUGS
 from tests.planted.tables.checkpoint_bugs import CHECKPOINT_BUGS
 from tests.planted.tables.constraint_bugs import CONSTRAINT_BUGS
 from tests.planted.tables.core_bugs import CORE_BUGS
@@ -30,7 +31,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
-    *LATENT_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
+    *LATENT_BUGS, *CHAIN_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
     *TOOL_BUGS, *SESSION_BUGS,
     *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
     bug(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.resources
 from collections.abc import AsyncIterator
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -17,6 +16,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from baton.store.redis.packing import use_native_packing
+from baton.store.redis.script_files import script_source
 from baton.store.store import StoreUnavailable
 
 
@@ -40,8 +40,7 @@ class RedisClient:
 
     def script(self, name: str) -> AsyncScript:
         """Loads a script by its name; redis-py loads it again after the server has lost it."""
-        source = importlib.resources.files("baton.store.redis").joinpath("scripts", f"{name}.lua")
-        return self.redis.register_script(source.read_text(encoding="utf-8"))
+        return self.redis.register_script(script_source(name))
 
     @contextlib.asynccontextmanager
     async def operation(self, action: str, wait_s: float = 0.0) -> AsyncIterator[None]:

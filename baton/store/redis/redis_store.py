@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -46,6 +45,15 @@ from baton.store.redis.keys import RedisKeys
 from baton.store.redis.record_codec import RecordFormat
 from baton.store.redis.subscription import ChannelSubscription
 from baton.store.redis.unsealed_log import UnsealedLog
+from baton.store.redis.write_commands import (
+    RESUME_COLUMN,
+    WriteCommands,
+    call_owner,
+    chains_to_args,
+    journal_outcomes,
+    pairs,
+    read_chains,
+)
 from baton.store.seal import StoreSeal
 from baton.store.store import (
     CallOwner,
@@ -61,19 +69,23 @@ from baton.store.store import (
     WorkerIdInUse,
     WriteOutcome,
 )
+from baton.store.write_chain import (
+    AdvanceSequence,
+    ChainedWrite,
+    EndCall,
+    PutCall,
+    PutSequence,
+    WriteJournal,
+    WriteResult,
+)
 
 _Entries = list[tuple[bytes, dict[bytes, bytes]]]
 _Streams = list[tuple[bytes, _Entries]]
-_TARGETS = transitions.targets_by_event()
-_RESUME = json.dumps(_TARGETS[RequestEvent.RESUME])
-_TERMINAL = json.dumps({state.value: True for state in RequestState if state.terminal})
 MAX_AGE_RETENTIONS = 2
 """Oldest call in a cluster with a secret, in retentions: a copy that is put back later is not run."""
 
 _TAKEN = -1
 """Answer of the announcement script when another incarnation holds the id."""
-
-_OUTCOMES = (WriteOutcome.DONE, WriteOutcome.SUPERSEDED, WriteOutcome.GAP)
 
 
 class RedisStore:
@@ -91,6 +103,7 @@ class RedisStore:
         self._journals = JournalFormat(seal, self._unsealed)
         self._options = options
         self._keys = RedisKeys(options.prefix)
+        self._commands = WriteCommands(self._keys, self._records, self._journals, options)
         self._retention_ms = milliseconds(options.retention_s)
         self._lease_ms = milliseconds(options.owner_ttl_s)
         self._client = self._make_client(url, options.max_connections)
@@ -100,6 +113,7 @@ class RedisStore:
             self._client.script(name) for name in ("create_sequence", "advance_sequence", "announce", "withdraw")
         )
         self._put_request = self._call_client.script("put_request")
+        self._write_chains = self._call_client.script("write_chains")
         self._put, self._end, self._claim, self._hold_lease, self._list_orphans, self._write_journal = (
             self._call_client.script(name)
             for name in ("put_call", "end_call", "claim_call", "hold_lease", "list_orphans", "write_journal")
@@ -122,17 +136,9 @@ class RedisStore:
         failure_code: str = "",
         fingerprint: str = "",
     ) -> RequestState:
-        args: list[str | int | bytes] = [
-            id.attempt,
-            _events_to_json(events),
-            num_emitted,
-            failure_code,
-            self._retention_ms,
-            self._records.fingerprint(id.request_id, fingerprint),
-            *(id.owner_tag, ATTEMPTS_PER_EPOCH),
-        ]
+        command = self._commands.advance(AdvanceSequence(id, events, num_emitted, failure_code, fingerprint))
         async with self._client.operation("advance"):
-            reply = await self._advance(keys=[self._keys.sequence(id.request_id)], args=args)
+            reply = await self._advance(keys=command.keys, args=command.args)
         outcome, state, attempt, num_passed, tag = reply
         if outcome != "applied":
             stored = AttemptId(id.request_id, int(attempt), int(tag))
@@ -140,14 +146,10 @@ class RedisStore:
         return RequestState(state)
 
     async def put_request(self, record: SequenceRecord) -> SequenceRecord:
-        args: list[str | int | bytes] = [
-            *(self._retention_ms, record.attempt, record.owner_tag, ATTEMPTS_PER_EPOCH, record.router_id),
-            *(record.num_emitted, _TERMINAL),
-            *self._records.sequence_fields(record),
-        ]
+        command = self._commands.put_sequence(PutSequence(record))
         async with self._call_client.operation("put a request"):
-            flat = await self._put_request(keys=[self._keys.sequence(record.id)], args=args)
-        return self._records.sequence(record.id, _pairs(flat)) or record
+            reply = await self._put_request(keys=command.keys, args=command.args)
+        return self._commands.stored_sequence(record, reply)
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
         async with self._call_client.operation("get"):
@@ -155,18 +157,10 @@ class RedisStore:
         return self._records.sequence(id, fields) if fields else None
 
     async def put_call(self, record: CallRecord) -> CallOwner:
-        transitions.check_new_call(record)
-        keys, owner = self._keys, record.owner
-        args: list[str | int | bytes] = [
-            *(record.id, owner, record.epoch, record.owner_tag),
-            *(self._retention_ms, self._lease_ms, keys.calls_of(OwnerId(""))),
-            *self._records.call_fields(record),
-        ]
+        command = self._commands.put_call(PutCall(record))
         async with self._call_client.operation("put a call"):
-            stored_owner, epoch, tag, status = await self._put(
-                keys=[keys.call(record.id), keys.owners, keys.calls_of(owner), keys.lease(owner)], args=args
-            )
-        return CallOwner(OwnerId(stored_owner.decode()), (epoch, tag), CallStatus(status.decode()))
+            reply = await self._put(keys=command.keys, args=command.args)
+        return call_owner(reply)
 
     async def end_call(
         self,
@@ -176,17 +170,9 @@ class RedisStore:
         trace: bytes = b"",
         ended_sequences: Sequence[RequestId] = (),
     ) -> bool:
-        transitions.check_call_end(id, status, trace)
-        ended = status is CallStatus.ENDED
-        args: list[str | int | bytes] = [
-            *(id, *ballot, status.value, self._retention_ms, self._keys.calls_of(OwnerId(""))),
-            self._records.trace(id, trace),
-            milliseconds(self._options.tombstone_s),
-            *(json.dumps(ended_sequences), self._keys.sequence(RequestId("")), _TERMINAL),
-            *(self._records.call_fields(transitions.tombstone(id, ballot)) if ended else ()),
-        ]
+        command = self._commands.end_call(EndCall(id, ballot, status, trace, tuple(ended_sequences)))
         async with self._call_client.operation("end a call"):
-            done = await self._end(keys=[self._keys.call(id)], args=args)
+            done = await self._end(keys=command.keys, args=command.args)
         if isinstance(done, bytes):
             raise LiveSequence(id, RequestId(done.decode()))
         return bool(done)
@@ -218,12 +204,12 @@ class RedisStore:
                 self._retention_ms,
             ),
             *(keys.calls_of(OwnerId("")), keys.sequence(RequestId(""))),
-            *(_RESUME, ATTEMPTS_PER_EPOCH, json.dumps(missing), json.dumps(seed.sequence_ids if seed else ())),
+            *(RESUME_COLUMN, ATTEMPTS_PER_EPOCH, json.dumps(missing), json.dumps(seed.sequence_ids if seed else ())),
             *(self._records.call_fields(seed) if seed else ()),
         ]
         async with self._call_client.operation("claim a call"):
             flat = await self._claim(keys=[keys.call(id), keys.owners], args=args)
-        return self._records.call(_pairs(flat), id) if flat else None
+        return self._records.call(pairs(flat), id) if flat else None
 
     async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
         keys = [self._keys.lease(owner), self._keys.generation]
@@ -243,7 +229,7 @@ class RedisStore:
         )  # these must not hide the others
         async with self._call_client.operation("list orphans"):
             found = await self._list_orphans(keys=[self._keys.owners], args=[*names, most])
-        calls = [call for flat in found if (call := self._records.call(_pairs(flat)))]
+        calls = [call for flat in found if (call := self._records.call(pairs(flat)))]
         ours = [call for call in calls if self._options.may_claim(call.text_digest)]
         self._num_foreign = len(calls) - len(ours)
         return ours[: self._options.max_orphans]
@@ -251,18 +237,17 @@ class RedisStore:
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         if not entries:
             return []
-        keys: list[str] = []
-        args: list[int | str | bytes] = [self._retention_ms, ATTEMPTS_PER_EPOCH, _RESUME]
-        for entry in entries:
-            id, end = entry.id.request_id, entry.first + len(entry.tokens)
-            first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere
-            keys += (self._keys.sequence(id), self._keys.journal(id))
-            ends = entry.finish is not None or entry.failure_code != ""
-            args += (entry.id.attempt, entry.id.owner_tag, first, end, int(ends))
-            args.append(self._journals.payload(entry))
+        command = self._commands.write_journal(WriteJournal(tuple(entries)))
         async with self._call_client.operation("write tokens"):
-            outcomes = cast("list[int]", await self._write_journal(keys=keys, args=args))
-        return list(map(_OUTCOMES.__getitem__, outcomes))
+            reply = await self._write_journal(keys=command.keys, args=command.args)
+        return journal_outcomes(reply)
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        commands = [list(map(self._commands.of, chain)) for chain in chains]
+        keys, args = chains_to_args(commands)
+        async with self._call_client.operation("write calls"):
+            reply = await self._write_chains(keys=keys, args=args)
+        return read_chains(commands, reply)
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         loop = asyncio.get_running_loop()
@@ -346,12 +331,6 @@ class RedisStore:
         )
 
 
-@functools.lru_cache(maxsize=1024)
-def _events_to_json(events: tuple[RequestEvent, ...]) -> str:
-    """Encodes events for the script: attempts that each opens, and its column of the table."""
-    return json.dumps([(transitions.NUM_ATTEMPTS_OPENED[event], _TARGETS[event]) for event in events])
-
-
 def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, stored: AttemptId) -> BatonError:
     """Returns the error that `transitions.apply_event` would have raised."""
     match outcome:
@@ -363,7 +342,3 @@ def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, store
             return RecordLost(transitions.lost_message(id, event, stored.attempt))
         case _:
             return Broken(f"request in state {state} cannot {event.value}")
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -13,7 +13,9 @@ from typing import Protocol
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
 from baton.store.store import CallRecord, CallStatus, CallStore, LiveSequence, RecordLost
+from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
+from baton.store.write_chain import EndCall, PutCall, WriteResult
 
 NOBODY = OwnerId("nobody/0")
 """An owner without a lease."""
@@ -31,6 +33,10 @@ class SequenceSync(Protocol):
     @property
     def phase(self) -> SyncPhase:
         """Its next step."""
+        ...
+
+    def plan(self, *, call_stored: bool) -> tuple[list[PlannedWrite], bool]:
+        """See `RecordSync`."""
         ...
 
 
@@ -52,14 +58,17 @@ class CallSync:
 
     @property
     def phase(self) -> SyncPhase:
-        """Its next step. None for a call that ended before it was stored and before any of its sequences began."""
+        """Its next step. None for a call that ended before it was stored and before any of its sequences began.
+
+        The end waits for the next journals, which its sequences mostly need.
+        """
         status, target = self.status, self._target
         if status.given_up:
             return SyncPhase.DONE
-        never_began = self.ended and self.stored is None and not self.sequences and bool(self.desired.sequence_ids)
-        ends = target is not CallStatus.OPEN and self.stored is not target
-        if status.stale or ((self.stored is None or ends) and not never_began):
+        if status.alone or (self.stored is None and not self._never_began):
             return SyncPhase.WRITE
+        if target is not CallStatus.OPEN and self.stored is not target and not self._never_began:
+            return SyncPhase.HOLD
         return SyncPhase.DONE if target is self.desired.status else SyncPhase.JOURNAL
 
     def mark_reset(self) -> None:
@@ -86,7 +95,8 @@ class CallSync:
         desired, target = self.desired, self._target
         if target is not CallStatus.OPEN and self.stored is not target:
             try:
-                found = await store.end_call(desired.id, desired.ballot, target, desired.trace, self._ended_sequences)
+                end = self._end_write(target)
+                found = await store.end_call(end.id, end.ballot, target, end.trace, end.ended_sequences)
             except LiveSequence as live:
                 if live.sequence_id in self.sequences:
                     raise
@@ -95,6 +105,42 @@ class CallSync:
             if not found and not self.was_written:
                 raise RecordLost(f"call {desired.id} has vanished, or another router has claimed it")
             self.stored = target
+
+    def plan(self) -> list[PlannedWrite]:
+        """The due writes of the call and its sequences, in order. Skips sequences that are written alone."""
+        writes: list[PlannedWrite] = []
+        if self._never_began:
+            return writes
+        if self.stored is None:
+            writes.append(PlannedWrite(PutCall(replace(self.desired, status=CallStatus.OPEN)), self))
+        complete = True
+        for sequence in self.sequences.values():
+            if sequence.status.alone:
+                complete = False
+            else:
+                due, is_last = sequence.plan(call_stored=True)
+                writes += due
+                complete = complete and is_last
+        if self.ended and complete and self.stored is not self.desired.status:
+            writes.append(PlannedWrite(self._end_write(self.desired.status), self))
+        return writes
+
+    def take(self, planned: PlannedWrite, result: WriteResult) -> None:
+        """Takes note of a write of the call that was accepted."""
+        if result.owner is not None:
+            self.stored = result.owner.status
+            self.durable.set()
+        elif isinstance(planned.write, EndCall):
+            self.stored = planned.write.status
+
+    @property
+    def _never_began(self) -> bool:
+        """It ended before it was stored, and before any of its sequences began."""
+        return self.ended and self.stored is None and not self.sequences and bool(self.desired.sequence_ids)
+
+    def _end_write(self, status: CallStatus) -> EndCall:
+        desired = self.desired
+        return EndCall(desired.id, desired.ballot, status, desired.trace, tuple(self._ended_sequences))
 
     @property
     def _target(self) -> CallStatus:

@@ -1,4 +1,5 @@
-"""Paces journal flushes: every interval, sooner for a sequence with many tokens, and for a small part of the time.
+"""Paces journal flushes: an interval after what is due first, sooner for a sequence with many tokens, and for a small
+part of the time.
 
 Pure: time is an argument, in seconds of any one clock. Owned by `Flusher`.
 """
@@ -23,6 +24,10 @@ class FlushPacer:
     def wait_s(self, now: float, *, urgent: bool) -> float:
         """Seconds until the next flush may begin; `urgent` skips the interval, but not the rest."""
         return max(0.0, (self._rest_until if urgent else self._next_at) - now)
+
+    def begin(self, now: float) -> None:
+        """Something is due, and nothing was before: it waits an interval for what follows."""
+        self._next_at = max(self._next_at, now + self._interval_s)
 
     def record(self, began: float, ended: float) -> None:
         """A flush lasted from `began` to `ended`."""

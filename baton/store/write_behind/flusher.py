@@ -1,4 +1,6 @@
-"""The task that writes the queue into the store: one sync at a time, and all due journals in one round trip.
+"""The task that writes the queue into the store: what is known of many calls, and all due journals, in one round trip.
+
+What the store has refused, or may not have received, is read first and then written by single operations.
 
 Owned by `StoreWriter`, which fills the queue. One event loop; knows no Redis.
 """
@@ -6,19 +8,23 @@ Owned by `StoreWriter`, which fills the queue. One event loop; knows no Redis.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import structlog
 
 from baton.domain.ids import AttemptId
 from baton.store.notifier import wait_for_event
-from baton.store.store import RecordLost, StateStore, StoreUnavailable, WriteOutcome
+from baton.store.store import JournalEntry, RecordLost, StateStore, StoreUnavailable, WriteOutcome
 from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
+from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.record_sync import RecordSync
-from baton.store.write_behind.sync_queue import JournalBatch, SyncQueue
+from baton.store.write_behind.sync_queue import JournalBatch, SyncQueue, WriteBatch
+from baton.store.write_chain import ChainedWrite, WriteJournal, WriteResult
 
+_WRITE, _SYNC = attrgetter("write"), attrgetter("sync")
 _log = structlog.get_logger(__name__)
 _MIN_WAIT_S = 0.001
 
@@ -63,6 +69,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self._flush_requested = False
         self._num_flushing = 0
+        self._has_due = False
         self.degraded = False
         self.num_dropped = 0
 
@@ -74,8 +81,8 @@ class Flusher:
             self._set_degraded(True, f"too many ended sequences wait to be written: {id} is dropped")
         if not self._queue.empty:
             self._drained.clear()
-        if self._queue.next_sync() is not None or len(self._queue.due_journals) == 1:
-            self._wake.set()  # with several due journals it already waits for their time
+        if self._queue.next_sync() is not None or (self._queue.has_due and not self._has_due):
+            self._wake.set()  # else it already waits for the time of the next flush
 
     def request_flush(self) -> None:
         """Flushes journals without waiting for the interval."""
@@ -115,11 +122,16 @@ class Flusher:
                 await self._back_off()
 
     async def _step(self) -> None:
-        """Does one piece of work: due journals when it is time, else a sync, else a wait."""
+        """Does one piece of work: a flush when it is time, else what cannot wait for it, else a wait."""
+        queue, has_due = self._queue, self._queue.has_due
+        if has_due and not self._has_due:
+            self._pacer.begin(_now())
+        self._has_due = has_due
         wait_s = self._pacer.wait_s(_now(), urgent=self._flush_requested or self._num_flushing > 0)
-        sync = self._queue.next_sync()
-        if self._queue.due_journals and wait_s == 0.0 and (batch := self._queue.next_batch()).entries:
-            await self._write(batch)
+        due, sync = has_due and wait_s == 0.0, queue.next_sync()
+        batch = queue.next_batch(due=due) if due or (sync is not None and not sync.status.alone) else None
+        if batch is not None and not batch.empty:
+            await self._write(batch, due=due)
         elif sync is not None:
             await self._run_sync(sync)
         else:
@@ -131,6 +143,7 @@ class Flusher:
         A reset that was noticed meanwhile may have come after the write: the sync begins again.
         """
         num_resets = self._queue.num_resets
+        sync.status.refused = False
         try:
             await sync.run(self._store)
             sync.status.num_conflicts = 0
@@ -149,29 +162,67 @@ class Flusher:
             self._queue.reset(sync)
         else:
             self._queue.update(sync)
-        self._update_status(complete=not self._queue.due_journals)
+        self._update_status(complete=not self._queue.has_due)
 
-    async def _write(self, batch: JournalBatch) -> None:
-        began, num_resets = _now(), self._queue.num_resets
-        self._flush_requested = False
+    async def _write(self, batch: WriteBatch, *, due: bool) -> None:
+        """Runs the chains and writes the journals of `batch`. `due`: it is a flush of journals."""
+        began, num_resets, entries = _now(), self._queue.num_resets, batch.journals.entries
+        if due:
+            self._flush_requested = False
+        chains: list[list[ChainedWrite]] = [[WriteJournal(entries)]] if entries else []
+        for chain in batch.chains:
+            chains.append(list(map(_WRITE, chain)))
         try:
-            outcomes = await self._store.write_journal(batch.entries)
+            results = await self._store.write_chains(chains)
         except StoreUnavailable:
+            self._queue.doubt(batch.chains)
             raise
-        except Exception as error:  # the root of these entries: they are given up
-            for sync in batch.syncs:
+        except Exception as error:  # the root of these writes: the journals are given up, records are read
+            self._queue.doubt(batch.chains)
+            for sync in [*batch.journals.syncs, *_journalled(batch.chains)]:
                 self._drop_journal(sync, error)
         else:
-            for sync, entry, outcome in zip(batch.syncs, batch.entries, outcomes, strict=True):
-                if self._queue.num_resets != num_resets and outcome is not WriteOutcome.SUPERSEDED:
-                    self._queue.reset(sync)
-                elif outcome is WriteOutcome.DONE:
-                    self._queue.journal_written(sync, entry)
-                else:
-                    self._on_refused(sync, outcome)
+            reset = self._queue.num_resets != num_resets
+            if entries:
+                self._take_journals(batch.journals, results.pop(0)[0].outcomes, reset=reset)
+            for chain, found in zip(batch.chains, results, strict=True):
+                self._take_chain(chain, found, reset=reset)
         finally:
-            self._pacer.record(began, _now())
-        self._update_status(complete=batch.complete)
+            if due:
+                self._pacer.record(began, _now())
+        self._update_status(complete=batch.complete if due else not self._queue.has_due)
+
+    def _take_chain(self, chain: list[PlannedWrite], results: list[WriteResult], *, reset: bool) -> None:
+        """Takes note of the writes that ran. A refused record write is repeated alone, which tells why.
+
+        `reset`: the store may have lost them since.
+        """
+        for planned, result in zip(chain, results, strict=False):
+            sync, write = planned.sync, planned.write
+            if isinstance(write, WriteJournal) and isinstance(sync, RecordSync):
+                self._take_entry(sync, write.entries[0], result.outcomes[0], reset=reset)
+            elif result.accepted:
+                sync.take(planned, result)
+                sync.status.num_conflicts = 0
+            else:
+                sync.status.refused = True
+        for sync in dict.fromkeys(map(_SYNC, chain)):
+            if reset:
+                self._queue.reset(sync)
+            else:
+                self._queue.update(sync)
+
+    def _take_journals(self, batch: JournalBatch, outcomes: Sequence[WriteOutcome], *, reset: bool) -> None:
+        for sync, entry, outcome in zip(batch.syncs, batch.entries, outcomes, strict=True):
+            self._take_entry(sync, entry, outcome, reset=reset)
+
+    def _take_entry(self, sync: RecordSync, entry: JournalEntry, outcome: WriteOutcome, *, reset: bool) -> None:
+        if reset and outcome is not WriteOutcome.SUPERSEDED:
+            self._queue.reset(sync)
+        elif outcome is WriteOutcome.DONE:
+            self._queue.journal_written(sync, entry)
+        else:
+            self._on_refused(sync, outcome)
 
     def _on_refused(self, sync: RecordSync, outcome: WriteOutcome) -> None:
         if outcome is WriteOutcome.SUPERSEDED:
@@ -217,11 +268,11 @@ class Flusher:
     async def _wait_for_work(self, wait_s: float) -> None:
         """Waits for work; pings the store after an idle interval."""
         self._wake.clear()
-        if self._queue.due_journals:
+        if self._queue.has_due:
             await wait_for_event(self._wake, max(wait_s, _MIN_WAIT_S))
         elif not await wait_for_event(self._wake, self._options.idle_ping_s):
             await self._store.ping()
-            self._update_status(complete=not self._queue.due_journals)
+            self._update_status(complete=not self._queue.has_due)
 
     async def _back_off(self) -> None:
         """Pauses after a failure; a flush cuts the pause short once."""
@@ -236,6 +287,14 @@ class Flusher:
             if degraded:
                 self._queue.mark_live_stale()
             self._on_degraded(degraded)
+
+
+def _journalled(chains: Iterable[list[PlannedWrite]]) -> Iterator[RecordSync]:
+    """The sequences whose journals are in the chains."""
+    for chain in chains:
+        for planned in chain:
+            if isinstance(planned.write, WriteJournal) and isinstance(planned.sync, RecordSync):
+                yield planned.sync
 
 
 def _now() -> float:

@@ -16,6 +16,8 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.store import JournalEntry
 
+MAX_ENTRY_TOKENS = 4096
+
 
 @dataclass(slots=True, eq=False)
 class JournalBuffer:
@@ -86,6 +88,10 @@ class JournalBuffer:
             self.failure_code if is_last else "",
             tuple(map(self.logprobs.get, range(first, self.first + end))) if self.logprobs else (),
         )
+
+    def covers(self, entry: JournalEntry) -> bool:
+        """True if nothing is due after `entry`."""
+        return entry.first + len(entry.tokens) == self.first + len(self.tokens)
 
     def mark_written(self, end: int, *, ends: bool) -> None:
         """The store has the tokens before output index `end`, and the journal's end if `ends`."""

@@ -12,8 +12,10 @@ from baton.domain.errors import Superseded
 from baton.store import transitions
 from baton.store.store import JournalEntry, SequenceRecord, SequenceStore
 from baton.store.write_behind.call_sync import CallSync
-from baton.store.write_behind.journal_buffer import JournalBuffer
+from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS, JournalBuffer
+from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
+from baton.store.write_chain import AdvanceSequence, PutSequence, WriteJournal, WriteResult
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +38,17 @@ class RecordSync:
 
     @property
     def phase(self) -> SyncPhase:
-        """Its next step; a given-up record has none but to close its journal."""
+        """Its next step; a given-up record has none but to close its journal.
+
+        The fingerprint of an attempt's workers is written at once: its tokens may reach the client before the journal.
+        """
         stored, target = self.stored, self._target
-        same = stored is not None and _same_state(stored, target)
-        if not self.status.given_up and (self.status.stale or not same):
-            return SyncPhase.WRITE
+        if not self.status.given_up:
+            if self.status.alone:
+                return SyncPhase.WRITE
+            if stored is None or not _same_state(stored, target):
+                known = "" if stored is None else stored.fingerprint
+                return SyncPhase.HOLD if target.fingerprint in ("", known) else SyncPhase.WRITE
         return SyncPhase.JOURNAL if self.journal.due else SyncPhase.DONE
 
     def update(self, desired: SequenceRecord) -> None:
@@ -62,24 +70,67 @@ class RecordSync:
             return
         if self.ended and stored is not None and _same_state(stored, self.desired):
             self.journal.mark_end_stored()
-        desired = self._target
-        events = None
-        if stored is not None and _same_owner(stored, desired):
-            events = transitions.shortest_path(stored.state, desired.state, desired.attempt - stored.attempt)
-        if stored is None or events is None:
+        planned = self._next_write(stored, self._target)
+        if planned is not None and isinstance(write := planned.write, AdvanceSequence):
+            changes = {"failure_code": write.failure_code, "fingerprint": write.fingerprint}
+            await store.advance(write.attempt, *write.events, num_emitted=write.num_emitted, **changes)
+            self.stored = planned.after
+        elif planned is not None:
             await self._put(store)
-        elif events:
-            await store.advance(
-                replace(stored.attempt_id, attempt=stored.attempt + transitions.NUM_ATTEMPTS_OPENED[events[0]]),
-                *events,
-                num_emitted=desired.num_emitted,
-                failure_code=desired.failure_code,
-                fingerprint=desired.fingerprint if desired.fingerprint != stored.fingerprint else "",
-            )
-            num_emitted = max(stored.num_emitted, desired.num_emitted)
-            fingerprint = desired.fingerprint or stored.fingerprint
-            self.stored = replace(desired, num_emitted=num_emitted, fingerprint=fingerprint)
         self.status.stale = False
+
+    def plan(self, *, call_stored: bool) -> tuple[list[PlannedWrite], bool]:
+        """The due writes in order, and whether nothing is left after them. Not for a sync that is written alone.
+
+        `call_stored`: the store has the call, so tokens may be written.
+        """
+        writes: list[PlannedWrite] = []
+        if self.status.given_up:
+            return writes, not self.journal.due
+        stored = self._add_write(writes, self.stored, self._target)
+        if self.journal.due:
+            if not call_stored:
+                return writes, False
+            entry = self.journal.next_entry(stored.attempt_id, MAX_ENTRY_TOKENS)
+            writes.append(PlannedWrite(WriteJournal((entry,)), self))
+            if not self.journal.covers(entry):
+                return writes, False
+            self._add_write(writes, stored, self.desired)
+        return writes, True
+
+    def _add_write(
+        self, writes: list[PlannedWrite], stored: SequenceRecord | None, target: SequenceRecord
+    ) -> SequenceRecord:
+        """Appends what leads to `target`; returns the record that the store has then."""
+        if stored is not None and _same_state(stored, target):
+            return stored
+        planned = self._next_write(stored, target)
+        if planned is not None:
+            writes.append(planned)
+        return (planned and planned.after) or stored or target
+
+    def _next_write(self, stored: SequenceRecord | None, target: SequenceRecord) -> PlannedWrite | None:
+        """What leads from the stored record to `target` in one step: events, or else the whole record."""
+        events = None
+        if stored is not None and _same_owner(stored, target):
+            events = transitions.shortest_path(stored.state, target.state, target.attempt - stored.attempt)
+        if stored is None or events is None:
+            return PlannedWrite(PutSequence(target), self, target)
+        if not events:
+            return None
+        after = replace(
+            target,
+            num_emitted=max(stored.num_emitted, target.num_emitted),
+            fingerprint=target.fingerprint or stored.fingerprint,
+        )
+        first = replace(stored.attempt_id, attempt=stored.attempt + transitions.NUM_ATTEMPTS_OPENED[events[0]])
+        news = target.fingerprint if target.fingerprint != stored.fingerprint else ""
+        write = AdvanceSequence(first, events, target.num_emitted, target.failure_code, news)
+        return PlannedWrite(write, self, after)
+
+    def take(self, planned: PlannedWrite, result: WriteResult) -> None:
+        """Takes note of a record write that was accepted."""
+        self.stored = result.record or planned.after
 
     def _forget(self) -> None:
         """The store has lost a sequence whose answer is complete: nobody needs it, until a later state is restored."""

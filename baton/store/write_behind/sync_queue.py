@@ -7,16 +7,22 @@ knows no store and no time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from baton.domain.ids import RequestId
 from baton.store.store import JournalEntry
 from baton.store.write_behind.call_sync import CallSync
+from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS
+from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.record_sync import RecordSync
 from baton.store.write_behind.sync_status import SyncPhase
+from baton.store.write_chain import EndCall, WriteJournal
 
 MAX_ENTRIES = 512
-MAX_ENTRY_TOKENS = 4096
+MAX_CHAINED_WRITES = 256
+"""Most writes of records in one round trip, but for the last call's."""
 MAX_BATCH_TOKENS = 32_768
 MAX_WRITTEN = 10_000
 """Most sequences and calls whose end is written that are kept for a store that is rolled back."""
@@ -32,6 +38,22 @@ class JournalBatch:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """Chains of writes for one round trip, and journals that need no other write. `complete`: see `JournalBatch`."""
+
+    chains: tuple[list[PlannedWrite], ...]
+    journals: JournalBatch
+    complete: bool
+
+    @property
+    def empty(self) -> bool:
+        return not (self.chains or self.journals.entries)
+
+
+_NO_JOURNALS = JournalBatch((), (), complete=True)
+
+
 class SyncQueue:
     """`sequences` and `calls` are those that are live or not written; `due_journals` in the order of their turns."""
 
@@ -42,7 +64,8 @@ class SyncQueue:
         self._max_ended = max_ended
         self._max_ended_tokens = max_ended_tokens
         self._call_of: dict[RequestId, CallSync] = {}  # sequence id -> its open call
-        self._waiting: dict[RecordSync | CallSync, None] = {}  # records to write, in order
+        self._waiting: dict[RecordSync | CallSync, None] = {}  # records to write at once, in order
+        self._held: dict[RecordSync | CallSync, None] = {}  # records to write with the next journals, in order
         self._ended: dict[RecordSync | CallSync, int] = {}  # ended, and not written to the end -> tokens kept for it
         self._num_ended_tokens = 0
         self._written: dict[RecordSync | CallSync, int] = {}  # written to the end -> tokens kept for it
@@ -52,12 +75,17 @@ class SyncQueue:
     @property
     def num_pending(self) -> int:
         """Sequences and calls whose last change, or last token, is not in the store yet."""
-        return len(self._waiting.keys() | self.due_journals.keys() | self._ended.keys())
+        return len(self._waiting.keys() | self._held.keys() | self.due_journals.keys() | self._ended.keys())
 
     @property
     def empty(self) -> bool:
         """Everything is in the store."""
-        return not (self._waiting or self.due_journals or self._ended)
+        return not (self._waiting or self._held or self.due_journals or self._ended)
+
+    @property
+    def has_due(self) -> bool:
+        """There is something for the next flush of journals."""
+        return bool(self.due_journals or self._held)
 
     @property
     def over_limit(self) -> bool:
@@ -65,7 +93,10 @@ class SyncQueue:
         return len(self._ended) > self._max_ended or self._num_ended_tokens > self._max_ended_tokens
 
     def next_sync(self) -> RecordSync | CallSync | None:
-        """The sync that has waited longest; it stays first until its record is written. A call goes before its own."""
+        """The sync that has waited longest, of those whose record cannot wait for the next journals.
+
+        It stays first until its record is written. A call goes before its own.
+        """
         sync = next(iter(self._waiting), None)
         if isinstance(sync, RecordSync) and sync.call in self._waiting:
             return sync.call
@@ -91,10 +122,11 @@ class SyncQueue:
     def update(self, sync: RecordSync | CallSync) -> None:
         """Puts a changed sync where its phase requires, and the ended call that waits for its journal."""
         phase = sync.phase
-        if phase is SyncPhase.WRITE:
-            self._waiting.setdefault(sync)
-        else:
-            self._waiting.pop(sync, None)
+        for wanted, syncs in ((SyncPhase.WRITE, self._waiting), (SyncPhase.HOLD, self._held)):
+            if phase is wanted:
+                syncs.setdefault(sync)
+            else:
+                syncs.pop(sync, None)
         if isinstance(sync, RecordSync):
             if sync.journal.due:
                 self.due_journals.setdefault(sync)
@@ -110,13 +142,54 @@ class SyncQueue:
             self._ended[sync] = sync.journal.num_buffered if isinstance(sync, RecordSync) else 0
             self._num_ended_tokens += self._ended[sync]
 
-    def next_batch(self) -> JournalBatch:
-        """Builds the journal entries to write next, those that have waited longest first."""
+    def next_batch(self, *, due: bool) -> WriteBatch:
+        """The writes for one round trip: of records that cannot wait and, if `due`, of all others and of journals.
+
+        Not of syncs whose next write is alone.
+        """
+        waiting = [*self._waiting]
+        if due:
+            waiting += [*self._held, *filter(attrgetter("ended"), self.due_journals)]
+        chains, planned, num_writes, complete = list[list[PlannedWrite]](), set[RecordSync | CallSync](), 0, True
+        roots = iter(dict.fromkeys(map(self._root, waiting)))
+        for root in roots:
+            chain = self._chain(root)
+            if chain:
+                chains.append(chain)
+                planned.update(map(attrgetter("sync"), chain))
+                num_writes += len(chain)
+                complete = complete and not any(map(_is_part, chain))
+            if num_writes >= MAX_CHAINED_WRITES:
+                break
+        complete = complete and next(roots, None) is None
+        chains.sort(key=_needs_no_memory)
+        journals = self._next_journals(planned) if due else _NO_JOURNALS
+        return WriteBatch(tuple(chains), journals, complete and journals.complete)
+
+    def _root(self, sync: RecordSync | CallSync) -> RecordSync | CallSync:
+        """The call whose chain has the writes of `sync`; the sync itself if it is written without a call."""
+        call = sync.call if isinstance(sync, RecordSync) else None
+        is_live = call is not None and self.calls.get(call.desired.id) is call and not call.status.given_up
+        return call if call is not None and is_live else sync
+
+    @staticmethod
+    def _chain(root: RecordSync | CallSync) -> list[PlannedWrite]:
+        if root.status.alone:
+            return []
+        if isinstance(root, CallSync):
+            return root.plan()
+        call = root.call
+        return root.plan(call_stored=call is None or (call.stored is not None and not call.status.stale))[0]
+
+    def _next_journals(self, planned: set[RecordSync | CallSync]) -> JournalBatch:
+        """The journal entries to write next but those of `planned`, those that have waited longest first."""
         syncs, entries, num_tokens, complete = list[RecordSync](), list[JournalEntry](), 0, True
         for sync in self.due_journals:
             if len(entries) == MAX_ENTRIES or num_tokens >= MAX_BATCH_TOKENS:
                 complete = False
                 break
+            if sync in planned:
+                continue
             entry = sync.next_entry(MAX_ENTRY_TOKENS)
             if entry is not None:
                 syncs.append(sync)
@@ -124,6 +197,12 @@ class SyncQueue:
                 num_tokens += len(entry.tokens)
                 complete = complete and len(entry.tokens) < MAX_ENTRY_TOKENS
         return JournalBatch(tuple(syncs), tuple(entries), complete)
+
+    def doubt(self, chains: Iterable[list[PlannedWrite]]) -> None:
+        """The store may have run any part of these chains: what they wrote is read."""
+        for sync in dict.fromkeys(planned.sync for chain in chains for planned in chain):
+            sync.status.stale = True
+            self.update(sync)
 
     def journal_written(self, sync: RecordSync, entry: JournalEntry) -> None:
         """The store has the entry; what is left waits behind the others."""
@@ -236,3 +315,14 @@ class SyncQueue:
             self.sequences.setdefault(id, sync)
         else:
             self.calls.setdefault(id, sync)
+
+
+def _needs_no_memory(chain: list[PlannedWrite]) -> bool:
+    """True for a chain that a full server takes, and then all that follows it in the same script."""
+    return isinstance(chain[0].write, EndCall)
+
+
+def _is_part(planned: PlannedWrite) -> bool:
+    """True if more tokens of the sequence are due than fit into one entry."""
+    write = planned.write
+    return isinstance(write, WriteJournal) and len(write.entries[0].tokens) == MAX_ENTRY_TOKENS

@@ -141,10 +141,13 @@ class StoreWriter:
     ) -> None:
         """Notes the end of a sequence whose last owner died before it could write it; the store holds `record`.
 
-        No effect when there is no way from there to `end`, or when the sequence is live here.
+        No effect when there is no way from there to `end`, or when the sequence is live here, or its end is noted.
         """
+        earlier = self._queue.sequences.get(record.id)
+        if earlier is not None and not earlier.status.given_up and earlier.desired.attempt_id == record.attempt_id:
+            return
         desired = replace(record, state=end, num_emitted=num_emitted, failure_code=failure_code)
-        if transitions.shortest_path(record.state, end) and _is_over(self._queue.sequences.get(record.id)):
+        if transitions.shortest_path(record.state, end) and _is_over(earlier):
             self._queue.add_sequence(RecordSync(desired, stored=record, ended=True))
             self._flusher.on_queue_changed()
 

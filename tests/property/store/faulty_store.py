@@ -21,6 +21,7 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
+from baton.store.write_chain import ChainedWrite, WriteResult
 
 OPTIONS = StoreOptions()
 T = TypeVar("T")
@@ -119,6 +120,9 @@ class FaultyStore:
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._call(lambda store: store.get_call(id))
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        return await self._call(lambda store: store.write_chains(chains))
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         return await self._call(lambda store: store.write_journal(entries))

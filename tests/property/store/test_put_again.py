@@ -22,7 +22,7 @@ async def test_after_a_reset_everything_is_put_again_without_further_tokens() ->
         num_calls = store.num_calls
         writer.put_again()
         assert await writer.flush(10) == 0
-        assert store.num_calls == num_calls + 3  # the call, the sequence, its journal
+        assert store.num_calls == num_calls + 2  # the call; the sequence and its journal
         await check(store, sequence, may_forget=False)
         call = await store.inner.get_call(RequestId("c"))
         assert call is not None

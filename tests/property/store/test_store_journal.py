@@ -187,15 +187,14 @@ async def test_a_call_and_its_sequences_end_after_their_tokens() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store, journal_interval_s=3600.0) as writer:
         sequence = await decoding(store, writer)
-        sequence.emit(1)  # the first flush is immediate, the next one in an hour
-        await store.inner.read_journal(sequence.id, 0, 10.0)
+        sequence.emit(1)
+        assert await writer.flush(10) == 0  # the next flush is in an hour
         sequence.emit(2)
         sequence.end()
         writer.end_call(RequestId("c"), CallStatus.ENDED)
-        later = SequenceDriver(writer, RequestId("later"))
-        later.begin()
-        while await store.inner.get(later.id) is None:
-            await store.inner.read_journal(later.id, 0, 0.001)  # lets time pass
+        later = writer.open_call(replace(new_call(), id=RequestId("later")))
+        assert later is not None
+        await later.wait()
         part, record = await _seen(store, sequence)
         call = await store.inner.get_call(RequestId("c"))
         assert record is not None
@@ -324,8 +323,8 @@ async def test_many_tokens_of_one_sequence_skip_the_interval() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store, journal_interval_s=3600.0) as writer:
         sequence = await decoding(store, writer)
-        sequence.emit(1)  # the first flush is immediate, the next one in an hour
-        await store.inner.read_journal(sequence.id, 0, 10.0)
+        sequence.emit(1)
+        assert await writer.flush(10) == 0  # the next flush is in an hour
         sequence.emit(MAX_UNWRITTEN_TOKENS)
         assert len((await store.inner.read_journal(sequence.id, 1, 10.0)).tokens) == MAX_UNWRITTEN_TOKENS
 

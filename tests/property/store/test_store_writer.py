@@ -28,7 +28,7 @@ def new_request(id: RequestId) -> SequenceRecord:
 
 
 def new_writer(store: FaultyStore, reported: list[bool], max_ended: int = 10_000) -> StoreWriter:
-    options = WriterOptions(max_ended=max_ended, retry_s=0.001)
+    options = WriterOptions(max_ended=max_ended, retry_s=0.001, journal_interval_s=0.001)
     return StoreWriter(cast(StateStore, store), options, on_degraded=reported.append)
 
 

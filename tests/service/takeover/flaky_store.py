@@ -21,6 +21,7 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
+from baton.store.write_chain import ChainedWrite, WriteResult
 
 
 class PartitionedStore:
@@ -104,6 +105,10 @@ class PartitionedStore:
 
     async def list_orphans(self) -> list[CallRecord]:
         return await self._reachable().list_orphans()
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        self.num_writes_refused += self.away
+        return await self._reachable().write_chains(chains)
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         return await self._reachable().write_journal(entries)

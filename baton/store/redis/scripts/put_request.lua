@@ -3,7 +3,7 @@
 -- KEYS: 1 sequence hash.
 -- ARGV: 1 retention in ms, 2 attempt, 3 owner tag, 4 attempts of an epoch, 5 router, 6 num_emitted,
 --       7 terminal states as JSON {state: true}, then field, value, field, value ...
--- Returns the fields and values that are stored afterwards.
+-- Returns `num_emitted` as stored now, or the fields and values that are stored instead (nothing is changed then).
 local attempt, tag, per_epoch = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local held = redis.call('HMGET', KEYS[1], 'attempt', 'owner_tag', 'state', 'num_emitted', 'router_id')
 local num_emitted = tonumber(ARGV[6])
@@ -22,4 +22,4 @@ end
 redis.call('HSET', KEYS[1], unpack(ARGV, 8))
 redis.call('HSET', KEYS[1], 'num_emitted', num_emitted)
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return redis.call('HGETALL', KEYS[1])
+return num_emitted

@@ -7,7 +7,17 @@ import pytest
 from baton.store.write_behind.flush_pacer import MAX_REST_S, REST_RATIO, FlushPacer
 
 
-def test_the_first_flush_is_immediate_and_the_next_after_the_interval() -> None:
+def test_what_is_due_first_waits_an_interval_for_what_follows() -> None:
+    pace = FlushPacer(0.05)
+    pace.begin(100.0)
+    assert pace.wait_s(100.0, urgent=False) == pytest.approx(0.05)
+    assert pace.wait_s(100.0, urgent=True) == 0.0
+    pace.record(100.05, 100.06)
+    pace.begin(100.07)
+    assert pace.wait_s(100.07, urgent=False) == pytest.approx(0.09)  # the rest after a flush is longer
+
+
+def test_the_next_flush_is_after_the_interval() -> None:
     pace = FlushPacer(0.05)
     assert pace.wait_s(100.0, urgent=False) == 0.0
     pace.record(100.0, 100.001)

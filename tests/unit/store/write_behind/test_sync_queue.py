@@ -11,9 +11,10 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import OutputToken, TokenLogprobs
 from baton.store.store import SequenceRecord
-from baton.store.write_behind.journal_buffer import JournalBuffer
+from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS, JournalBuffer
 from baton.store.write_behind.record_sync import RecordSync
-from baton.store.write_behind.sync_queue import MAX_ENTRIES, MAX_ENTRY_TOKENS, SyncQueue
+from baton.store.write_behind.sync_queue import MAX_ENTRIES, SyncQueue
+from baton.store.write_chain import PutSequence, WriteJournal
 
 
 def tokens(start: int, end: int) -> list[OutputToken]:
@@ -61,10 +62,13 @@ def test_a_written_sequence_frees_its_tokens() -> None:
         sync = decoding(queue, name, num_tokens=10)
         finish(queue, sync)
         assert not queue.over_limit
-        batch = queue.next_batch()
+        batch = queue.next_batch(due=True)
         assert batch.complete
-        queue.journal_written(sync, batch.entries[0])
-        assert queue.next_sync() is sync  # its end is due
+        [[journal, end]] = batch.chains
+        assert isinstance(journal.write, WriteJournal)
+        queue.journal_written(sync, journal.write.entries[0])
+        assert end.after == sync.desired
+        assert queue.has_due  # its end
         sync.stored = sync.desired
         queue.update(sync)
         assert queue.empty
@@ -74,21 +78,21 @@ def test_a_written_sequence_frees_its_tokens() -> None:
 def test_a_batch_is_bounded_and_takes_the_longest_waiting() -> None:
     queue = SyncQueue(max_ended=1, max_ended_tokens=1)
     syncs = [decoding(queue, str(number), num_tokens=1) for number in range(MAX_ENTRIES + 3)]
-    first = queue.next_batch()
+    first = queue.next_batch(due=True).journals
     assert (first.syncs, first.complete) == (tuple(syncs[:MAX_ENTRIES]), False)
     for sync, entry in zip(first.syncs, first.entries, strict=True):
         queue.journal_written(sync, entry)
-    assert queue.next_batch().syncs == tuple(syncs[MAX_ENTRIES:])
+    assert queue.next_batch(due=True).journals.syncs == tuple(syncs[MAX_ENTRIES:])
 
 
 def test_a_long_journal_is_split_and_requeued_behind_others() -> None:
     queue = SyncQueue(max_ended=1, max_ended_tokens=1)
     long = decoding(queue, "long", num_tokens=MAX_ENTRY_TOKENS + 1)
-    batch = queue.next_batch()
+    batch = queue.next_batch(due=True).journals
     assert not batch.complete
     other = decoding(queue, "other", num_tokens=1)
     queue.journal_written(long, batch.entries[0])
-    rest = queue.next_batch()
+    rest = queue.next_batch(due=True).journals
     assert rest.syncs == (other, long)
     assert rest.entries[1].first == MAX_ENTRY_TOKENS
 
@@ -96,9 +100,12 @@ def test_a_long_journal_is_split_and_requeued_behind_others() -> None:
 def test_no_journal_entry_for_a_sequence_the_store_lacks() -> None:
     queue = SyncQueue(max_ended=1, max_ended_tokens=1)
     sync = decoding(queue, "a", num_tokens=1, stored=False)
-    assert queue.next_batch().entries == ()
+    batch = queue.next_batch(due=True)
+    assert batch.journals.entries == ()
+    assert [type(planned.write) for planned in batch.chains[0]] == [PutSequence, WriteJournal]
     sync.stored = sync.desired
-    assert [entry.id for entry in queue.next_batch().entries] == [AttemptId(RequestId("a"), 1)]
+    queue.update(sync)
+    assert [entry.id for entry in queue.next_batch(due=True).journals.entries] == [AttemptId(RequestId("a"), 1)]
 
 
 def test_buffered_logprobs_count_as_tokens() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,6 +15,7 @@ from baton.store.write_behind import sync_queue
 from baton.store.write_behind.call_sync import NOBODY
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
+from baton.store.write_chain import ChainedWrite, WriteResult, run_chain
 from simulation.nodes.lua_store import LuaStore
 from simulation.runtime.lua_redis import LuaRedis
 
@@ -33,6 +34,13 @@ class Writes:
         self.unanswered: list[str] = []
         self.after: tuple[str, Callable[[], None]] | None = None
         self._store = store
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        """Logs each write by the name of its operation; acts after one, before the next."""
+        if "write_chains" in self.unanswered:
+            self.unanswered.remove("write_chains")
+            raise StoreUnavailable("not received")
+        return [await run_chain(cast(StateStore, self), chain) for chain in chains]
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._store, name)
@@ -68,15 +76,15 @@ class World:
             self.writer.create(SequenceRecord(id, 1, RequestState.RECEIVED, "router-0", "m", 3, owner_tag=TAG))
             self.writer.advance(AttemptId(id, 1, TAG), RequestEvent.ENQUEUE)
 
-    def finish(self) -> None:
-        self.finish_sequences()
+    def finish(self, attempt: int = 1) -> None:
+        self.finish_sequences(attempt)
         self.writer.end_call(CALL, CallStatus.ENDED)
 
-    def finish_sequences(self) -> None:
+    def finish_sequences(self, attempt: int = 1) -> None:
         for id in SEQUENCES:
-            attempt = AttemptId(id, 1, TAG)
-            self.writer.write_tokens(attempt, TOKENS, num_cached_tokens=0, failure_code="worker_lost")
-            self.writer.advance(attempt, RequestEvent.FAIL, num_emitted=3, failure_code="worker_lost")
+            newest = AttemptId(id, attempt, TAG)
+            self.writer.write_tokens(newest, TOKENS, num_cached_tokens=0, failure_code="worker_lost")
+            self.writer.advance(newest, RequestEvent.FAIL, num_emitted=3, failure_code="worker_lost")
 
     def empty(self) -> None:
         self.server.restore(({}, {}))
@@ -105,13 +113,15 @@ async def world():
     await made.writer.close()
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("write", ["put_call", "put_request", "write_journal"])
-async def test_a_write_under_way_during_a_reset_is_put_again(world: World, write: str):
+async def test_a_write_under_way_during_a_reset_is_put_again(world: World, write: str, alone: bool):
     def reset() -> None:  # the store answers for what it has lost since, and the reset is noticed before the answer
         world.empty()
         world.writer.put_again()
 
     world.writes.after = (write, reset)
+    world.writes.unanswered = ["write_chains"] * alone
     world.open()
     world.writer.write_tokens(AttemptId(SEQUENCES[0], 1, TAG), TOKENS, num_cached_tokens=0)
     await world.flush()
@@ -121,6 +131,35 @@ async def test_a_write_under_way_during_a_reset_is_put_again(world: World, write
     assert call.status is CallStatus.OPEN
     assert [await world.store.get(id) is not None for id in SEQUENCES] == [True, True]
     assert len((await world.store.read_journal(SEQUENCES[0], 0, 0.0)).tokens) == 3
+
+
+async def test_records_of_a_chain_during_a_reset_are_put_again(world: World):
+    def reset() -> None:  # the first sequence is lost, the second is put afterwards
+        world.empty()
+        world.writer.put_again()
+
+    world.writes.after = ("put_request", reset)
+    world.open()
+    await world.flush()
+    assert [await world.store.get(id) is not None for id in SEQUENCES] == [True, True]
+
+
+async def test_a_chain_that_was_written_in_part_goes_on_after_a_read(world: World):
+    """Its first write opened another attempt; written again it would look like another owner's."""
+
+    def lose() -> None:
+        raise StoreUnavailable("answer lost")
+
+    world.open()
+    await world.flush()
+    for id in SEQUENCES:
+        for event in (RequestEvent.RESERVE, RequestEvent.INTERRUPT):
+            world.writer.advance(AttemptId(id, 1, TAG), event)
+        world.writer.advance(AttemptId(id, 2, TAG), RequestEvent.RETRY)
+    world.finish(attempt=2)
+    world.writes.after = ("advance", lose)
+    await world.flush()
+    await world.check_ended()
 
 
 @pytest.mark.parametrize("num_written_before", [0, 3])
@@ -243,18 +282,20 @@ async def test_a_call_ends_after_its_sequences_when_the_store_loses_one(world: W
     await world.flush()
     world.writes.log.clear()
     world.finish()
+    world.writes.unanswered = ["write_chains"]  # the journals and records are written one by one
     world.writes.after = ("write_journal", world.writer.put_again)
     await world.flush()
     await world.check_ended()
-    assert world.writes.log[-1] == "end_call"
-    assert world.writes.log.count("end_call") == 1
+    log = world.writes.log
+    assert log.count("end_call") == 1
+    assert log.index("end_call") > max(index for index, name in enumerate(log) if name == "advance")
 
 
 async def test_a_call_is_put_before_its_sequences_after_a_reset(world: World):
     world.open()
     await world.flush()
     for id in SEQUENCES:  # the records wait, the call does not
-        world.writer.advance(AttemptId(id, 1, TAG), RequestEvent.RESERVE)
+        world.writer.advance(AttemptId(id, 1, TAG), RequestEvent.RESERVE, fingerprint="f00d")
     world.empty()
     world.writes.log.clear()
     world.writer.put_again()
@@ -262,13 +303,35 @@ async def test_a_call_is_put_before_its_sequences_after_a_reset(world: World):
     assert world.writes.log[:3] == ["put_call", "put_request", "put_request"]
 
 
-async def test_the_tombstone_of_its_own_end_does_not_refuse_a_call(world: World):
+async def test_a_claim_during_an_outage_leaves_nothing_to_write(world: World):
+    world.open()
+    await world.flush()
+    claimed = await world.store.claim_call(CALL, (1, TAG), OwnerId("router-1/2"))
+    world.writes.unanswered = ["write_chains"]
+    world.finish()
+    await world.flush()
+    assert world.writes.unanswered == []
+    assert await world.store.get_call(CALL) == claimed
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_the_tombstone_of_its_own_end_does_not_refuse_a_call(world: World, alone: bool):
+    world.writes.unanswered = ["write_chains"] * alone
     world.open()
     world.finish()
     tag = owner_tag(OWNER)
     await world.store.end_call(CALL, (1, tag), CallStatus.ENDED)
     await world.flush()
     await world.check_ended()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_the_tombstone_of_its_own_end_supersedes_no_sequence(world: World, alone: bool):
+    world.writes.unanswered = ["write_chains"] * alone
+    world.open()
+    await world.store.end_call(CALL, (1, TAG), CallStatus.ENDED)
+    await world.flush()
+    assert [await world.store.get(id) is not None for id in SEQUENCES] == [True, True]
 
 
 async def test_only_the_last_ended_calls_are_kept_for_a_rollback(world: World, monkeypatch: pytest.MonkeyPatch):

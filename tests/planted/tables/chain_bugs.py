@@ -1,0 +1,61 @@
+"""Planted bugs of writes that are sent together (docs/adr/0128)."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug
+
+_OWNERSHIP = "one owner"
+_CHAINS = "tests/contract/chains"
+_WRITES = "tests/unit/store/write_behind"
+_SCRIPT = "baton/store/redis/scripts/write_chains.lua"
+
+CHAIN_BUGS = (
+    PlantedBug(
+        _OWNERSHIP, "a chain goes on after a refused write", _SCRIPT,
+        "if chain == refused then", "if false then",
+        _CHAINS,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a chain goes on under the call of another owner", _SCRIPT,
+        "return reply[2] == tonumber(args[3]) and reply[3] == tonumber(args[4])", "return true",
+        _CHAINS,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a chain goes on after a gap in a journal", _SCRIPT,
+        "if outcome ~= 0 then", "if false then",
+        _CHAINS,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a chain goes on after a sequence that was not put", _SCRIPT,
+        "return type(reply) == 'number'", "return true",
+        _CHAINS,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a chain under way during a reset counts as written", "baton/store/write_behind/flusher.py",
+        "            if reset:\n                self._queue.reset(sync)\n            else:",
+        "            if False:\n                self._queue.reset(sync)\n            else:",
+        _WRITES,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a chain ends a call before all its sequences", "baton/store/write_behind/call_sync.py",
+        "if self.ended and complete and self.stored is not self.desired.status:",
+        "if self.ended and self.stored is not self.desired.status:",
+        f"{_WRITES} tests/property/store/test_store_journal.py",
+    ),
+    PlantedBug(
+        _OWNERSHIP, "what was not acknowledged counts as known", "baton/store/write_behind/sync_queue.py",
+        "            sync.status.stale = True\n            self.update(sync)\n\n    def journal_written(",
+        "            self.update(sync)\n\n    def journal_written(",
+        f"{_WRITES} tests/property/store/test_store_journal.py tests/property/store/test_store_writer.py",
+    ),
+    PlantedBug(
+        _OWNERSHIP, "the fingerprint waits for the journal", "baton/store/write_behind/record_sync.py",
+        'return SyncPhase.HOLD if target.fingerprint in ("", known) else SyncPhase.WRITE', "return SyncPhase.HOLD",
+        _WRITES,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "ends go before what a full server must refuse", "baton/store/write_behind/sync_queue.py",
+        "chains.sort(key=_needs_no_memory)", "pass",
+        _WRITES,
+    ),
+)  # fmt: skip

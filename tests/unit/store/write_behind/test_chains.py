@@ -1,0 +1,164 @@
+"""What is written together, what at once and what later, counted in round trips to the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from baton.domain.ids import AttemptId, OwnerId, RequestId, owner_tag
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import FinishReason, OutputToken
+from baton.store.memory_store import MemoryStore
+from baton.store.store import CallRecord, CallStatus, SequenceRecord
+from baton.store.write_behind.flusher import WriterOptions
+from baton.store.write_behind.writer import StoreWriter
+from baton.store.write_chain import AdvanceSequence, ChainedWrite, EndCall, PutCall, WriteJournal, WriteResult
+
+OWNER = OwnerId("router-0/1")
+TAG = owner_tag(OWNER)
+WAIT_S = 10.0
+NEVER_S = 3600.0
+
+
+class CountingStore(MemoryStore):
+    """Keeps the chains of every round trip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trips: list[list[list[ChainedWrite]]] = []
+        self.written = asyncio.Event()
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        self.trips.append([list(chain) for chain in chains])
+        results = await super().write_chains(chains)
+        self.written.set()
+        return results
+
+    async def next_trip(self) -> list[list[str]]:
+        """The names of the writes of the next round trip."""
+        async with asyncio.timeout(WAIT_S):
+            await self.written.wait()
+        self.written.clear()
+        return names(self.trips[-1])
+
+
+def names(trip: list[list[ChainedWrite]]) -> list[list[str]]:
+    return [[type(write).__name__ for write in chain] for chain in trip]
+
+
+class Call:
+    """One call of one sequence, as its router drives it."""
+
+    def __init__(self, writer: StoreWriter, name: str) -> None:
+        self.writer, self.id = writer, RequestId(name)
+        self.sequence = AttemptId(RequestId(f"{name}-0"), 1, TAG)
+
+    def open(self) -> None:
+        ids = (self.sequence.request_id,)
+        self.writer.open_call(CallRecord(self.id, OWNER, 1, CallStatus.OPEN, "/x", b"{}", "", 0, 7, ids, owner_tag=TAG))
+        self.writer.create(SequenceRecord(ids[0], 1, RequestState.RECEIVED, "router-0", "m", 3, owner_tag=TAG))
+        self.writer.advance(self.sequence, RequestEvent.ENQUEUE)
+
+    def reserve(self) -> None:
+        self.writer.advance(self.sequence, RequestEvent.RESERVE, fingerprint="f00d")
+        self.writer.advance(self.sequence, RequestEvent.DECODE)
+
+    def emit(self, *indices: int, **news: Any) -> None:
+        tokens = [OutputToken(index, 40 + index) for index in indices]
+        self.writer.write_tokens(self.sequence, tokens, num_cached_tokens=0, **news)
+
+    def finish(self) -> None:
+        self.emit(finish=FinishReason.STOP)
+        self.writer.advance(self.sequence, RequestEvent.FINISH, num_emitted=2)
+        self.end()
+
+    def end(self) -> None:
+        self.writer.end_call(self.id, CallStatus.ENDED)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[CountingStore]:
+    made = CountingStore()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def writer(store: CountingStore) -> AsyncIterator[StoreWriter]:
+    async with StoreWriter(store, WriterOptions(journal_interval_s=NEVER_S)) as made:
+        yield made
+
+
+async def test_a_short_call_is_three_round_trips(store: CountingStore, writer: StoreWriter) -> None:
+    call = Call(writer, "c")
+    call.open()
+    assert await store.next_trip() == [["PutCall", "PutSequence"]]
+    call.reserve()
+    assert await store.next_trip() == [["AdvanceSequence"]]
+    for index in range(2):
+        call.emit(index)
+        await asyncio.sleep(0)
+    call.finish()
+    assert await writer.flush(WAIT_S) == 0
+    assert await store.next_trip() == [["WriteJournal", "AdvanceSequence", "EndCall"]]
+    assert len(store.trips) == 3
+
+
+async def test_calls_that_open_together_are_one_round_trip(store: CountingStore, writer: StoreWriter) -> None:
+    for name in "abc":
+        Call(writer, name).open()
+    assert await store.next_trip() == [["PutCall", "PutSequence"]] * 3
+
+
+async def test_the_fingerprint_is_stored_before_the_journal_is_due(store: CountingStore, writer: StoreWriter) -> None:
+    """A client may have the tokens first: a takeover then needs workers of the same model."""
+    call = Call(writer, "c")
+    call.open()
+    await store.next_trip()
+    call.reserve()
+    await store.next_trip()
+    record = await store.get(call.sequence.request_id)
+    assert record is not None
+    assert (record.state, record.fingerprint) == (RequestState.DECODING, "f00d")
+
+
+async def test_changes_without_news_for_a_takeover_wait_for_the_journal(
+    store: CountingStore, writer: StoreWriter
+) -> None:
+    call = Call(writer, "c")
+    call.open()
+    call.reserve()
+    await store.next_trip()
+    writer.advance(call.sequence, RequestEvent.INTERRUPT, failure_code="worker_lost")
+    other = Call(writer, "d")
+    other.open()  # at once, and alone
+    assert await store.next_trip() == [["PutCall", "PutSequence"]]
+    assert await writer.flush(WAIT_S) == 0
+    record = await store.get(call.sequence.request_id)
+    assert record is not None
+    assert (record.state, record.failure_code) == (RequestState.INTERRUPTED, "worker_lost")
+
+
+async def test_an_end_without_tokens_goes_behind_all_that_needs_memory(
+    store: CountingStore, writer: StoreWriter
+) -> None:
+    """A full server refuses a script at its first write that needs memory, and takes all after one that needs none."""
+    calls = [Call(writer, name) for name in "abc"]
+    for call in calls:
+        call.open()
+        call.reserve()
+        call.emit(0)
+    writer.give_up(calls[0].sequence.request_id)
+    assert await writer.flush(WAIT_S) == 0
+    calls[0].end()
+    calls[1].finish()
+    calls[2].emit(1)
+    assert await writer.flush(WAIT_S) == 0
+    trip = store.trips[-1]
+    assert [type(write) for write in trip[0]] == [WriteJournal]
+    assert [type(write) for write in trip[1]] == [WriteJournal, AdvanceSequence, EndCall]
+    assert [type(write) for write in trip[2]] == [EndCall]
+    assert not any(isinstance(write, PutCall) for chain in trip for write in chain)
