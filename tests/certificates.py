@@ -51,7 +51,12 @@ class CertificateAuthority:
         """Creates an authority; certificates go to `directory`."""
         key, name = ec.generate_private_key(ec.SECP256R1()), _named("Test authority")
         basic = x509.BasicConstraints(ca=True, path_length=None)
-        own = _certificate_builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
+        own = (
+            _certificate_builder(name, name, key, key)
+            .add_extension(basic, critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
         path = directory / "authority.pem"
         path.write_bytes(own.public_bytes(Encoding.PEM))
         return cls(path, name, key)
@@ -62,7 +67,7 @@ class CertificateAuthority:
         names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("localhost")]
         ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         signed = (
-            _certificate_builder(_named(name), self._name, key)
+            _certificate_builder(_named(name), self._name, key, self._key)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(ends), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -91,9 +96,18 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    """The keys of an authority sign certificates, the others messages."""
+    no = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False, **no
+    )
+
+
 def _certificate_builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
+    """With the identifiers of both keys, which Python 3.13 demands (`ssl.VERIFY_X509_STRICT`)."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -103,4 +117,6 @@ def _certificate_builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - MAX_CLOCK_SKEW)
         .not_valid_after(now + VALIDITY)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_INDEX = "https://torch.invalid/cpu"
@@ -188,3 +191,14 @@ def test_an_unsuitable_python_is_refused_with_the_versions(tree):
 
 def test_a_missing_redis_is_said_at_the_end(tree):
     assert install(tree, NO_REDIS="1").stdout.splitlines()[-1] == "No redis-server is here"
+
+
+def test_ci_runs_every_python_that_the_package_declares():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared
+    assert all(f"python{version}" in (ROOT / "scripts" / "install.sh").read_text() for version in declared)
+    for page in ("README.md", "CONTRIBUTING.md", "docs/tutorials/laptop.md"):
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert f"You need Linux, Python {declared[0]} to {declared[-1]}" in text, page
