@@ -174,8 +174,8 @@ class MediaStore(Generic[Inputs, Rows]):
         item = self._held.get(key)
         if item is None:
             return
-        self.num_bytes -= item.num_bytes
         self._num_encoded += item.rows is None
+        self.num_bytes -= item.num_bytes
         item.rows, item.inputs = rows, None
         self.num_bytes += item.num_bytes
 
