@@ -7,6 +7,7 @@ from tests.planted.runner import PlantedBug
 DRAFT_LAYERS, HEADS = "draft layers are those of their tokens", "heads go on from any page"
 RUNNER, DRAFT_MODEL = "baton/engine/runner.py", "baton/model/drafts/draft_model.py"
 EAGLE, EAGLE_TESTS = "baton/model/drafts/eagle.py", "tests/unit/model/drafts/test_eagle.py"
+TAILS, DEPTHS = "baton/model/drafts/tails.py", "baton/model/drafts/mtp_depths.py"
 ENGINES = "tests/exactness/drafts/test_draft_model.py"
 SELF_DRAFT = f"{ENGINES}::test_a_model_that_drafts_for_itself_is_always_right"
 
@@ -70,7 +71,7 @@ DRAFT_MODEL_BUGS = (
     PlantedBug(
         HEADS,
         "pages have no tails",
-        EAGLE,
+        TAILS,
         "        if places:\n",
         "        if False:\n",
         EAGLE_TESTS,
@@ -78,33 +79,57 @@ DRAFT_MODEL_BUGS = (
     PlantedBug(
         HEADS,
         "only the last page of a chunk has a tail",
-        EAGLE,
-        "numbers = range(segment.start // size, (segment.end - 1) // size + 1)",
-        "numbers = [(segment.end - 1) // size]",
+        TAILS,
+        "range(segment.start // page_size, (segment.end - 1) // page_size + 1)",
+        "[(segment.end - 1) // page_size]",
         EAGLE_TESTS,
     ),
     PlantedBug(
         HEADS,
         "a chunk goes on from nothing",
-        EAGLE,
-        "            before[int64_tensor(starts, before.device)] = previous",
-        "            before[int64_tensor(starts, before.device)] = 0",
+        TAILS,
+        "for segment in step.segments], shifted.device)] = before",
+        "for segment in step.segments], shifted.device)] = 0",
         EAGLE_TESTS,
     ),
     PlantedBug(
         HEADS,
         "queries see the slot without a feature",
-        EAGLE,
-        "first_key=FIRST_SLOT",
+        "baton/model/drafts/head_layer.py",
+        "first_key=index + 1",
         "first_key=0",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "queries of a later layer see a slot without a feature",
+        "baton/model/drafts/head_layer.py",
+        "first_key=index + 1",
+        "first_key=1",
         EAGLE_TESTS,
     ),
     PlantedBug(
         HEADS,
         "the head goes on with a feature of the target's",
         EAGLE,
-        "outputs, features[index] = self._forward(",
-        "outputs, _ = self._forward(",
+        "outputs, features[index] = self._layer.run(",
+        "outputs, _ = self._layer.run(",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "all MTP layers go on from the target's feature",
+        DEPTHS,
+        "shifted = self._tails.shift(step, features[-1], of_segments)",
+        "shifted = self._tails.shift(step, features[0], of_segments)",
+        EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "a draft's layer reads the slot of its token only",
+        DEPTHS,
+        "first if depth == 0 else torch.cat((first, self._outputs[index]))",
+        "first.expand(depth + 1, -1)",
         EAGLE_TESTS,
     ),
     PlantedBug(
