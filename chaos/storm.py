@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 60.0
 RECOVERY_TIMEOUT_S = 120.0
-LONGEST_DRAIN_S, LONGEST_START_S = 0.4, 1.0
+LONGEST_DRAIN_S, LONGEST_START_S = 0.4, 0.4
 """Bounds of the random times after which a process is killed that drains or starts."""
 
 
