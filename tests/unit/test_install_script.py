@@ -202,3 +202,14 @@ def test_ci_runs_every_python_that_the_package_declares():
     for page in ("README.md", "CONTRIBUTING.md", "docs/tutorials/laptop.md"):
         text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
         assert f"You need Linux, Python {declared[0]} to {declared[-1]}" in text, page
+
+
+def test_both_ways_to_run_ci_install_the_same():
+    """What a test needs must be fetched by the script and by the workflow."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    of_script = [
+        word for line in re.findall(r"\bmake --no-print-directory ([a-z -]+)<", script) for word in line.split()
+    ]
+    (of_workflow,) = re.findall(r"run: make (.+)", workflow)
+    assert of_script == of_workflow.split()
