@@ -20,7 +20,9 @@ FIRST_BYTES = 256 * 1024
 GROWTH = 4
 """How much larger the next pull is than one that was too short to measure."""
 MEASURED_S = 2e-3
-"""Seconds of a pull that count as a measurement: a hundred times what starting a pull takes."""
+"""Least seconds of a pull that count as a measurement."""
+MEASURED_STARTS = 4
+"""Least length of such a pull, in pulls of one page: below it, a distant link would be measured by its latency."""
 
 
 def probe_bandwidth(
@@ -32,26 +34,32 @@ def probe_bandwidth(
     deadline_s: float = PROBE_DEADLINE_S,
     on_pages_free: Callable[[], None],
 ) -> tuple[int, float]:
-    """Pulls pages of a connected source; returns (bytes, seconds) of the last pull.
+    """Pulls pages of a connected source; returns (bytes, seconds) of the pull that counts.
 
-    The first pull, of one page, makes the connection. The next ones grow until one takes `MEASURED_S` or moves the
-    first `num_pages`: a slow link is measured with few bytes, since both processes need their cores for requests. No
+    The first pull, of one page, makes the connection, and the second one shows what a pull takes at least. The next
+    ones grow until one takes long enough, and takes as long again: the faster one counts, since a process may have
+    waited for its core. A slow link is measured with few bytes, as both processes need their cores for requests. No
     digests are checked, as the contents do not matter. `num_pages` is cut to the number of local pages and of the
     source's pages. Calls `on_pages_free` once, here or in the transfer thread, when `local_pages` may be reused; after
     a late pull that can be much later. Blocks for at most `deadline_s` per pull. Raises `LinkBroken`.
     """
-    num_pages, is_measured = min(num_pages, len(local_pages), source.num_pages), False
+    num_pages = min(num_pages, len(local_pages), source.num_pages)
+
+    def pull(size: int) -> PullEvent:
+        pages = tuple(PageId(page) for page in range(size))
+        return _pull_once(puller, Pull(0, source.worker_id, pages, tuple(local_pages[:size]), None, deadline_s))
+
     try:
+        pull(1)
+        enough_s = max(MEASURED_S, MEASURED_STARTS * pull(1).seconds)
         for size in _sizes(num_pages, source.page_bytes):
-            ended: Future[PullEvent] = Future()
-            pages = tuple(PageId(page) for page in range(size))
-            pull = Pull(0, source.worker_id, pages, tuple(local_pages[:size]), None, deadline_s)
-            event = _pull_once(puller, pull, ended)
-            if is_measured and event.seconds >= MEASURED_S:
+            event = pull(size)
+            if event.seconds >= enough_s:
+                event = min(event, pull(size), key=lambda one: one.seconds)
+            if event.seconds >= enough_s:
                 break
-            is_measured = True
-    except _ProbeLate:
-        ended.add_done_callback(lambda _: on_pages_free())
+    except _ProbeLate as late:
+        late.ended.add_done_callback(lambda _: on_pages_free())
         raise
     except LinkBroken:
         on_pages_free()
@@ -61,8 +69,7 @@ def probe_bandwidth(
 
 
 def _sizes(num_pages: int, page_bytes: int) -> Iterator[int]:
-    """Pages of each pull: one to connect, then more and more, the last time all."""
-    yield 1
+    """Pages of each measured pull: more and more, the last time all."""
     size = max(1, FIRST_BYTES // page_bytes)
     while size < num_pages:
         yield size
@@ -71,11 +78,16 @@ def _sizes(num_pages: int, page_bytes: int) -> Iterator[int]:
 
 
 class _ProbeLate(LinkBroken):
-    """The probe is late, and its pages are not free yet."""
+    """The probe is late: its pages are not free before `ended`."""
+
+    def __init__(self, message: str, ended: Future[PullEvent]) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
-def _pull_once(puller: ThreadedPuller | PullerSet, pull: Pull, ended: Future[PullEvent]) -> PullEvent:
-    """Waits for the terminal event, which becomes the result of `ended` even if it comes late."""
+def _pull_once(puller: ThreadedPuller | PullerSet, pull: Pull) -> PullEvent:
+    """Waits for the terminal event. Raises `LinkBroken`."""
+    ended: Future[PullEvent] = Future()
 
     def on_event(event: PullEvent) -> None:
         if event.outcome is not PullOutcome.LATE:
@@ -85,7 +97,7 @@ def _pull_once(puller: ThreadedPuller | PullerSet, pull: Pull, ended: Future[Pul
     try:
         event = ended.result(timeout=pull.deadline_s + 0.1)  # a late one that can be cancelled ends at its deadline
     except TimeoutError:
-        raise _ProbeLate(f"probe of {pull.source}: nothing within {pull.deadline_s} s") from None
+        raise _ProbeLate(f"probe of {pull.source}: nothing within {pull.deadline_s} s", ended) from None
     if event.outcome is not PullOutcome.DONE:
         raise LinkBroken(f"probe of {pull.source}: {event.reason}")
     return event

@@ -57,21 +57,31 @@ def test_a_probe_moves_at_most_the_pages_of_both_pools(pair, num_local, num_page
     assert pair.probe(num_local, num_pages)[0] == moved * 64
 
 
-@pytest.mark.parametrize(("seconds", "sizes"), [(1e-4, [1, 4, 16, 64, 100]), (1.0, [1, 4])])
-def test_a_slow_link_is_measured_with_few_bytes(seconds, sizes):
+@pytest.mark.parametrize(
+    ("start_s", "page_s", "stalls", "sizes", "took"),
+    [
+        (0.0, 1e-6, {}, [1, 1, 4, 16, 64, 100], 1e-4),
+        (0.0, 0.25, {}, [1, 1, 4, 4], 1.0),
+        (5e-3, 2.5e-3, {}, [1, 1, 4, 16, 16], 0.045),
+        (0.0, 1e-6, {2: 0.5}, [1, 1, 4, 4, 16, 64, 100], 1e-4),
+    ],
+    ids=["fast", "slow", "far", "one pull waited for its core"],
+)
+def test_a_slow_link_is_measured_with_few_bytes(start_s, page_s, stalls, sizes, took):
     pulled = []
 
     def submit_to(pull, on_event):
-        pulled.append(len(pull.remote_pages))
-        num_bytes = len(pull.remote_pages) * FIRST_BYTES // 4
-        on_event(PullEvent(pull, PullOutcome.DONE, num_bytes, seconds))
+        num_pages, number = len(pull.remote_pages), len(pulled)
+        pulled.append(num_pages)
+        seconds = start_s + page_s * num_pages + stalls.get(number, 0.0)
+        on_event(PullEvent(pull, PullOutcome.DONE, num_pages * FIRST_BYTES // 4, seconds))
 
     info = SourceInfo(PREFILL, Incarnation(1), "", TRANSPORT, b"", 0, 100, FIRST_BYTES // 4)
     puller: Any = SimpleNamespace(submit_to=submit_to)
     free = threading.Event()
     moved, took_s = probe_bandwidth(puller, info, page_ids(range(100)), 100, on_pages_free=free.set)
     assert pulled == sizes
-    assert (moved, took_s) == (sizes[-1] * FIRST_BYTES // 4, seconds)
+    assert (moved, took_s) == (sizes[-1] * FIRST_BYTES // 4, pytest.approx(took))
     assert free.is_set()
 
 
