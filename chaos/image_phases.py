@@ -42,7 +42,10 @@ async def reach_encoding(harness: ChaosHarness, context: PhaseContext) -> None:
     before, num_held = network.passed_bytes(), await _count(harness, "encode", "held")
 
     async def passes() -> bool:
-        _ask_if_answered(harness, context)
+        nonlocal before, num_held
+        if _ask_if_answered(harness, context):  # again: the earlier one was not seen in time
+            before, num_held = network.passed_bytes(), await _count(harness, "encode", "held")
+            return False
         passed = _passed(harness, before, [context.router])
         if passed and passed[0][1] >= FILE_BEGUN_BYTES and await _count(harness, "encode", "held") == num_held:
             ((_, context.encode), _) = passed[0]

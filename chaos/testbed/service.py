@@ -13,6 +13,7 @@ from typing import Any
 from baton.services.cli.errors import EXPECTED_ERRORS, explain
 from baton.services.cli.serve import run_service
 from baton.services.decode.settings import DecodeSettings
+from baton.services.encode.settings import EncodeSettings
 from baton.services.prefill.settings import PrefillSettings
 from baton.services.router.settings import RouterSettings
 from baton.settings.groups import ServiceSettings
@@ -21,6 +22,7 @@ _SETTINGS: dict[str, type[ServiceSettings]] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
+    "encode": EncodeSettings,
 }
 
 

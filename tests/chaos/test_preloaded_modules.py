@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -25,5 +26,6 @@ print(num_checks, threads, *imported)
 
 def test_a_child_imports_nothing_to_load_the_bundled_model() -> None:
     command = [sys.executable, "-c", LOADS_AFTER_THE_IMPORTS]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert (ended.returncode, ended.stdout.split()) == (0, ["1", "1"]), ended.stderr

@@ -19,6 +19,7 @@ WORKER = ("--kv-memory-mib=24", "--transport=stream", "--dtype=float32", "--work
         ("router", ("--router-id=r", "--request-deadline-s=60", "--max-attempts=6")),
         ("prefill", (*WORKER, "--token-budget=32", "--page-sharing=always")),
         ("decode", (*WORKER, "--pull-deadline-s=20", "--advertise-address=127.0.0.1:7")),
+        ("encode", ("--dtype=float32", "--worker-id=a.7", "--advertise-address=127.0.0.1:7")),
     ],
 )
 def test_flags_mean_what_they_mean_to_the_command(monkeypatch: pytest.MonkeyPatch, role: str, flags: tuple[str, ...]):
