@@ -82,6 +82,7 @@ class ScriptWatcher:
             yield
         finally:
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from baton.services.cli.processes.ports import free_ports
@@ -72,6 +73,14 @@ def prometheus(cluster: Cluster, folder: Path) -> Iterator[str]:
             process.wait(20)
 
 
+def answers(cluster: Cluster, name: str) -> bool:
+    """True once a process serves its metrics."""
+    try:
+        return cluster.metric(name, "baton_media_held") >= 0
+    except httpx2.TransportError:
+        return False
+
+
 def firing(url: str) -> list[str]:
     """Names of the alerts that fire; a pending one may be a loaded machine's."""
     with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=5) as reply:
@@ -88,6 +97,7 @@ def test_every_panel_has_a_value_under_load(tmp_path: Path):
         contextlib.ExitStack() as stack,
     ):
         cluster.start("encode", "encode-0")
+        eventually(lambda: answers(cluster, "encode-0"), PATIENCE_S, "the encode worker has metrics")
         url = stack.enter_context(prometheus(cluster, tmp_path))
         pictures = random.Random(1)
         missing = {target: "" for target in expressions}

@@ -97,17 +97,22 @@ async def test_the_slowest_requests_are_listed_first():
             await view.until(lambda v: [r for r in v.state["requests"] if r[2] == "decoding" and r[7] == 2])
             quick = await router.complete()
             decode.release()
-        await router.complete()
+            await router.complete()
+            await view.until(lambda v: len(v.ended()) == 3)
         ids = [each.json()["id"] for each in (held.result(), quick)]
 
         async def listed(query: str) -> list[str]:
             rows = (await router.client.get(f"/v1/cluster/requests?{query}")).json()["data"]
             assert len({row["id"] for row in rows}) == len(rows)
+            if "slowest" in query:
+                assert [row["e2e_ms"] for row in rows] == sorted((row["e2e_ms"] for row in rows), reverse=True)
             return [row["id"] for row in rows]
 
-        assert (await listed("order=slowest&limit=1")) == ids[:1]
+        slowest = await listed("order=slowest")
+        assert len(slowest) == 3
+        assert slowest.index(ids[0]) < slowest.index(ids[1]), "the held one began before and ended after"
+        assert (await listed("order=slowest&limit=1")) == slowest[:1]
         assert (await listed("order=newest&limit=1")) not in ([ids[0]], [ids[1]])
-        assert len(await listed("order=slowest")) == 3
 
 
 async def test_a_killed_worker_is_shown_with_the_replay_of_its_requests():

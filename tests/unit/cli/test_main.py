@@ -15,6 +15,7 @@ from baton.services.cli.main import run
 from baton.services.cli.processes import local_redis
 from baton.services.cli.settings import COMMANDS
 from baton.settings.base import SettingsError, known_variables
+from tests.redis_server import require_redis
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +99,8 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(tokens, service, m
     assert "Did you mean BATON_PAGE_SIZE?" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
+    require_redis()
     stopped = []
     stop = local_redis.LocalRedis.stop
 

@@ -7,10 +7,10 @@ import pytest
 
 from baton.rpc.channel_pool import ChannelPool
 from baton.services.cli.bench.client.bench_client import BenchClient
-from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.router import overhead
 from bench.router.mock_cluster import MockCluster, running_cluster
+from tests.redis_server import require_redis
 
 WAIT_S = 30.0
 
@@ -20,8 +20,9 @@ def blocks(**values: tuple[float, ...]) -> list[Block]:
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_direct_and_routed_requests_return_all_tokens():
+    require_redis()
+
     async def measure(cluster: MockCluster) -> list[float]:
         channels = ChannelPool()
         try:

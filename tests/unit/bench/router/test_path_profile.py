@@ -9,9 +9,9 @@ import pytest
 from baton.domain.arithmetic import ceil_div
 from baton.services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, row_of
 from baton.services.cli.bench.workload.arrivals import rescale
-from baton.services.cli.processes import local_redis
 from baton.session.session import MessageSession
 from bench.router.path_profile import ProfileHook, Window, _summarize, profile_router
+from tests.redis_server import require_redis
 
 REQUEST = PlannedRequest(0, 0.0, (1,), 1)
 ANSWER = MeasuredAnswer(0.0, 1.0, (), 0)
@@ -88,8 +88,8 @@ def test_values_of_a_flush_are_not_on_the_token_path():
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_streamed_chat_stays_within_its_budget():
+    require_redis()
     profile = profile_router(NUM_TOKENS)
     assert len(profile.request_functions) <= MAX_REQUEST_FUNCTIONS
     assert len(profile.token_functions) <= MAX_TOKEN_FUNCTIONS

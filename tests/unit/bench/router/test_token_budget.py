@@ -8,8 +8,8 @@ import pytest
 
 from baton.domain.arithmetic import ceil_div
 from baton.services.cli.bench.workload.arrivals import rescale
-from baton.services.cli.processes import local_redis
 from bench.router.token_budget import TokenBudget, WorkTotal, budget_of, counting, token_budgets
+from tests.redis_server import require_redis
 
 MAX_CALLS = {False: {1: 42, 8: 42}, True: {1: 42, 8: 34}}
 """In calls and in sessions. At one stream each token is a frame; at eight, streams share them."""
@@ -50,8 +50,8 @@ def test_the_work_of_a_token_is_the_difference_of_two_runs() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_token_stays_within_its_budget() -> None:
+    require_redis()
     budgets = token_budgets()
     assert [budget.sessions for budget in budgets] == [False, False, True, True]
     for budget in budgets:

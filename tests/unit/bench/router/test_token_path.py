@@ -7,9 +7,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.router import token_path
+from tests.redis_server import require_redis
 
 
 def block(arm: str, value: float) -> Block:
@@ -32,8 +32,8 @@ def test_a_baseline_is_compared_in_the_same_rotation() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_pass_gives_cpu_times_of_a_real_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_redis()
     monkeypatch.setattr(token_path, "LONG_TOKENS", 12)
     monkeypatch.setattr(token_path, "IDLE_S", 0.1)
     check_pass(token_path.run(1, (2,), Console(file=StringIO()), lambda blocks: None))

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.harness.running_system import metrics_urls
 from bench.system import exposed_transfer
 from bench.system.exposed_transfer import ExposedTime, arm_of, findings_of, parse, read_exposed
+from tests.redis_server import require_redis
 
 PAGE = """
 # TYPE baton_transfer_exposed_seconds histogram
@@ -48,8 +48,8 @@ def test_metrics_urls_come_from_the_output_of_baton_up():
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_real_system_reports_exposed_time(tmp_path):
+    require_redis()
     words = "--shape tiny --dtype float32 --transports stream --prompt-tokens 64 --rotations 1 --result"
     found = exposed_transfer.run(parse([*words.split(), str(tmp_path / "run.json")]), Console(file=io.StringIO()))
     first_token, exposed_ms, share = (finding.overall.median for finding in found)

@@ -6,11 +6,11 @@ import statistics
 import pytest
 from rich.console import Console
 
-from baton.services.cli.processes import local_redis
 from bench.harness.rotations import Block
 from bench.system import prefix_cache
 from bench.system.prefix_cache import FRESH, PrefixPlan, cached_arm, findings_of, ideal_arm
 from bench.system.prefix_overhead import bookkeeping_s
+from tests.redis_server import require_redis
 
 PLAN = PrefixPlan(prompt_tokens=1024, shares=(50, 95, 100), page_size=16, num_requests=1)
 
@@ -37,8 +37,8 @@ def test_bookkeeping_grows_with_the_prompt():
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_real_system_hits_shared_prefixes():
+    require_redis()
     words = "--dtype float32 --prompt-tokens 64 --shares 50 --requests 1 --rotations 1"
     options = prefix_cache.parse(words.split())
     kept: list[int] = []
