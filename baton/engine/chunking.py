@@ -63,7 +63,8 @@ class StepBudget:
 
     With a step-time model whose prediction is reliable, steps take equal time as the context grows: the step takes no
     longer than `num_tokens` tokens at the beginning of a prompt, and a prompt's part of it no longer than the tokens
-    that it was offered would there. The first prompt gets a page in any case, so every step advances one.
+    that it was offered would there. The first prompt gets a page in any case, so every step advances one. Once a step,
+    a prompt gets more than is left: all of an image that may not be cut.
     """
 
     def __init__(self, num_tokens: int, page_size: int, step_time: StepTimeModel | None = None) -> None:
@@ -72,6 +73,7 @@ class StepBudget:
         self._page_size = page_size
         self._given: dict[AttemptId, Segment] = {}
         self._step_time = step_time if step_time is not None and step_time.reliable else None
+        self._has_overshot = False
         self._longest_s = 0.0 if self._step_time is None else self._step_time.predict(_first_chunk(num_tokens))
 
     def given(self, id: AttemptId) -> int:
@@ -85,12 +87,14 @@ class StepBudget:
     def give(self, id: AttemptId, start: int, end: int, most: int, blocks: Blocks = ()) -> None:
         """Gives the prompt up to `most` further tokens of [start, end), as many as are left and end on a page edge.
 
-        Where the first prompt is at one of `blocks` that does not fit, it gets all of it.
+        Where a prompt is at one of `blocks` that does not fit, it gets all of it: the first prompt always, one of the
+        others while a page is left.
         """
         before = self.given(id)
         total = cut(start, end, self.room(id, start, end, most), self._page_size, blocks)
-        if not total and not self._given:
+        if not total and (not self._given or (self.left >= self._page_size and not self._has_overshot)):
             total = next((last - start for first, last in blocks if first <= start < last), 0)
+            self._has_overshot |= total > self.left
         if total > before:
             self._given[id] = total, start
             self.left -= total - before

@@ -46,7 +46,12 @@ class PendingPages:
         if last >= prompt.num_matchable:
             return None
         owner = self._owners.get(prompt.keys[last])
-        return owner if owner is not None and owner.num_filled <= prompt.num_known else None
+        if owner is None:
+            return None
+        num_full = (
+            owner.num_filled // self._page_size * self._page_size
+        )  # the rest of an image's last page is not there
+        return owner if num_full <= prompt.num_known else None
 
 
 class PromptQueue:

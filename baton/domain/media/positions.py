@@ -37,12 +37,19 @@ def axis_positions(start: int, end: int, media: Sequence[MediaSpan]) -> Axes:
 
 
 def position_offset(place: int, media: Sequence[MediaSpan]) -> int:
-    """What to add to the place of a text token, in the prompt or behind it, to get its position on every axis."""
+    """What to add to the place of a text token, in the prompt or behind it, to get its position on every axis.
+
+    Of a request's spans all have a grid, or none has.
+    """
+    if not media or media[0].grid is None:
+        return 0
     return sum(_step(span.grid) for span in media if span.grid is not None and span.end <= place)
 
 
 def has_axes(start: int, end: int, media: Sequence[MediaSpan]) -> bool:
     """True if a token at [start, end) has different positions on different axes, or could have."""
+    if not media or media[-1].end <= start:
+        return False
     return any(span.grid is not None and span.first < end and start < span.end for span in media)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ class FlashinferAttention:
         self._rows = {key: self._decode_wrapper() for key in self._keys}
         self._current: dict[PlanKey, Any] | None = self._chunks
         self._torch = TorchAttention(storage)
+        self._planned = torch.cuda.Event() if storage.device.type == "cuda" else None
 
     def begin(self, step: StepMetadata) -> None:
         if step.has_blocks:
@@ -80,13 +82,14 @@ class FlashinferAttention:
             return
         self._current = self._chunks
         layer = self._layer
-        for (window, softcap), wrapper in self._chunks.items():
-            wrapper.plan(
-                *(tables.query_offsets, tables.table_offsets, tables.pages, tables.last_slots),
-                *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, step.page_size),
-                causal=True,
-                **self._options(window, softcap),
-            )
+        with self._planning():
+            for (window, softcap), wrapper in self._chunks.items():
+                wrapper.plan(
+                    *(tables.query_offsets, tables.table_offsets, tables.pages, tables.last_slots),
+                    *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, step.page_size),
+                    causal=True,
+                    **self._options(window, softcap),
+                )
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         if self._current is None:
@@ -112,12 +115,25 @@ class FlashinferAttention:
     def plan_decode(self, wrappers: dict[PlanKey, Any], tables: PageTables, page_size: int) -> None:
         """Plans decode wrappers for rows of one token each."""
         layer = self._layer
-        for (window, softcap), wrapper in wrappers.items():
-            wrapper.plan(
-                *(tables.table_offsets, tables.pages, tables.last_slots),
-                *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, page_size),
-                **self._options(window, softcap),
-            )
+        with self._planning():
+            for (window, softcap), wrapper in wrappers.items():
+                wrapper.plan(
+                    *(tables.table_offsets, tables.pages, tables.last_slots),
+                    *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, page_size),
+                    **self._options(window, softcap),
+                )
+
+    @contextmanager
+    def _planning(self) -> Iterator[None]:
+        """Plans go to the device through pinned buffers of the wrappers: none is rewritten before it was copied.
+
+        A step that starts while the one before it runs would otherwise hand its own plan to that one.
+        """
+        if self._planned is not None:
+            self._planned.synchronize()
+        yield
+        if self._planned is not None:
+            self._planned.record()
 
     def run(self, wrapper: Any, call: AttentionCall) -> torch.Tensor:
         """Runs a planned wrapper for one layer."""

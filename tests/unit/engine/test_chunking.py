@@ -94,6 +94,30 @@ def test_a_step_advances_its_first_prompt_whatever_its_blocks(prompt: tuple[int,
     assert start == end
 
 
+def test_a_prompt_at_an_image_is_not_starved_by_longer_ones():
+    """Of those that come later, one gets an image that does not fit; without a page left, none does."""
+    first, second, third = (AttemptId(RequestId(name), 1) for name in "abc")
+    step = StepBudget(512, 16)
+    step.give(first, 0, 100_000, 384)
+    for id in (second, third):
+        step.give(id, 10, 400, 384, [(10, 266)])
+    assert [step.given(id) for id in (first, second, third)] == [384, 256, 0]
+    full = StepBudget(384, 16)
+    full.give(first, 0, 100_000, 384)
+    full.give(second, 10, 400, 384, [(10, 266)])
+    assert full.given(second) == 0
+
+
+@REPEATABLE_SETTINGS
+@given(st.lists(prompts_with_blocks(), min_size=1, max_size=4), st.integers(1, 30), st.integers(1, 5))
+def test_a_step_has_at_most_its_budget_and_one_block(prompts: list[tuple[int, Blocks]], budget: int, page_size: int):
+    step = StepBudget(max(budget, page_size), page_size)
+    for number, (end, blocks) in enumerate(prompts):
+        step.give(AttemptId(RequestId(str(number)), 1), 0, end, budget, blocks)
+    largest = max((last - first for _, blocks in prompts for first, last in blocks), default=0)
+    assert step.left >= -largest
+
+
 def seconds(shape: StepShape) -> float:
     """A machine with 1 ms a token, and 0.1 us for each token that a chunk's token attends to."""
     return 0.005 + 0.001 * shape.num_tokens + 1e-7 * (shape.chunk_pairs + shape.row_contexts)

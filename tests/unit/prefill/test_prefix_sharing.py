@@ -111,6 +111,14 @@ def test_an_owner_has_the_age_of_the_prompt_that_it_holds_up():
     assert queue.oldest.request.id.request_id == "owner"
 
 
+def test_an_owner_whose_chunk_ended_inside_a_page_is_waited_for():
+    """As behind an image that no step cuts: the page is not there yet, and the next step fills it."""
+    queue = queue_of("owner", owner=[*SHARED, *[1] * 20], medium=[1] * 12, held=[*SHARED, 0])
+    (owner,) = queue.chunking
+    owner.num_filled = PAGE_SIZE - 1
+    assert [prompt.request.id.request_id for prompt in queue.in_order()] == ["owner", "medium"]
+
+
 def test_one_shared_page_is_not_waited_for():
     world = world_of()
     add(world, "first", [0, 1, 1])
