@@ -92,17 +92,20 @@ def _has_one_owner(cluster: SimCluster, client: SimClient, call: CallRecord) -> 
 
 
 def _check_states(client: SimClient, records: list[SequenceRecord | None], wiped_at_s: float) -> None:
-    """A choice that had ended when the store lost everything need not be written again."""
+    """A choice that had ended when the store lost everything need not be written again.
+
+    A call that ends before its router knows of the loss leaves a tombstone, which names no sequences.
+    """
     states = [record.state if record is not None else None for record in records]
+    wiped_until_s = wiped_at_s + STORE_WAIT_S
     match client.outcome:
         case ClientOutcome.FINISHED:
-            wiped_until_s = wiped_at_s + STORE_WAIT_S  # its end may arrive late: headers wait for the store
-            agrees = all(
+            agrees = all(  # its end may arrive late: headers wait for the store
                 state is RequestState.FINISHED or (state is None and client.answer.finished[choice] <= wiped_until_s)
                 for choice, state in enumerate(states)
             )
         case ClientOutcome.FAILED:
-            agrees = RequestState.FAILED in states
+            agrees = RequestState.FAILED in states or (not states and client.ended_at_s <= wiped_until_s)
         case ClientOutcome.HUNG_UP if client.began_at_s is None:  # while the answer's headers waited for the store
             agrees = all(state in (RequestState.CANCELLED, RequestState.FINISHED) for state in states)
         case ClientOutcome.HUNG_UP:

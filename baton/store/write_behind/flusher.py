@@ -8,7 +8,7 @@ Owned by `StoreWriter`, which fills the queue. One event loop; knows no Redis.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -70,6 +70,8 @@ class Flusher:
         self._flush_requested = False
         self._num_flushing = 0
         self._has_due = False
+        self._flush_failed = False
+        self._journals_alone = False
         self.degraded = False
         self.num_dropped = 0
 
@@ -127,9 +129,13 @@ class Flusher:
         if has_due and not self._has_due:
             self._pacer.begin(_now())
         self._has_due = has_due
-        wait_s = self._pacer.wait_s(_now(), urgent=self._flush_requested or self._num_flushing > 0)
+        wait_s = 0.0 if self._num_flushing else self._pacer.wait_s(_now(), urgent=self._flush_requested)
         due, sync = has_due and wait_s == 0.0, queue.next_sync()
-        batch = queue.next_batch(due=due) if due or (sync is not None and not sync.status.alone) else None
+        batch = None
+        if self._flush_failed and sync is not None and sync.status.alone:
+            self._flush_failed = False  # an end may fit where what a flush writes does not
+        elif due or (sync is not None and not sync.status.alone):
+            batch = queue.next_batch(due=due, journals_alone=due and self._journals_alone)
         if batch is not None and not batch.empty:
             await self._write(batch, due=due)
         elif sync is not None:
@@ -149,6 +155,7 @@ class Flusher:
             sync.status.num_conflicts = 0
         except StoreUnavailable:
             sync.status.stale = True
+            self._queue.put_last(sync)
             raise
         except Exception as error:  # the root of this sync
             sync.status.failed(sync.desired.id, error)
@@ -168,7 +175,7 @@ class Flusher:
         """Runs the chains and writes the journals of `batch`. `due`: it is a flush of journals."""
         began, num_resets, entries = _now(), self._queue.num_resets, batch.journals.entries
         if due:
-            self._flush_requested = False
+            self._flush_requested = self._journals_alone = False
         chains: list[list[ChainedWrite]] = [[WriteJournal(entries)]] if entries else []
         for chain in batch.chains:
             chains.append(list(map(_WRITE, chain)))
@@ -176,10 +183,13 @@ class Flusher:
             results = await self._store.write_chains(chains)
         except StoreUnavailable:
             self._queue.doubt(batch.chains)
+            self._flush_failed = True
             raise
-        except Exception as error:  # the root of these writes: the journals are given up, records are read
+        except Exception as error:  # the root of these writes: records are read, and then written one by one
+            _log.warning("round_trip_failed", num_chains=len(batch.chains), reason=repr(error))
             self._queue.doubt(batch.chains)
-            for sync in [*batch.journals.syncs, *_journalled(batch.chains)]:
+            self._journals_alone = bool(batch.chains)
+            for sync in () if batch.chains else batch.journals.syncs:
                 self._drop_journal(sync, error)
         else:
             reset = self._queue.num_resets != num_resets
@@ -287,14 +297,6 @@ class Flusher:
             if degraded:
                 self._queue.mark_live_stale()
             self._on_degraded(degraded)
-
-
-def _journalled(chains: Iterable[list[PlannedWrite]]) -> Iterator[RecordSync]:
-    """The sequences whose journals are in the chains."""
-    for chain in chains:
-        for planned in chain:
-            if isinstance(planned.write, WriteJournal) and isinstance(planned.sync, RecordSync):
-                yield planned.sync
 
 
 def _now() -> float:

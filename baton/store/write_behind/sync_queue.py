@@ -18,12 +18,14 @@ from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS
 from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.record_sync import RecordSync
 from baton.store.write_behind.sync_status import SyncPhase
-from baton.store.write_chain import EndCall, WriteJournal
+from baton.store.write_chain import EndCall, PutCall, WriteJournal
 
 MAX_ENTRIES = 512
 MAX_CHAINED_WRITES = 256
 """Most writes of records in one round trip, but for the last call's."""
 MAX_BATCH_TOKENS = 32_768
+MAX_BATCH_BYTES = 1 << 20
+"""Most bytes of calls' bodies in one round trip, but for the last call's: it must end within the store's timeout."""
 MAX_WRITTEN = 10_000
 """Most sequences and calls whose end is written that are kept for a store that is rolled back."""
 MAX_WRITTEN_TOKENS = 1 << 18
@@ -95,7 +97,7 @@ class SyncQueue:
     def next_sync(self) -> RecordSync | CallSync | None:
         """The sync that has waited longest, of those whose record cannot wait for the next journals.
 
-        It stays first until its record is written. A call goes before its own.
+        It stays first until its record is written or the store fails. A call goes before its own.
         """
         sync = next(iter(self._waiting), None)
         if isinstance(sync, RecordSync) and sync.call in self._waiting:
@@ -142,15 +144,24 @@ class SyncQueue:
             self._ended[sync] = sync.journal.num_buffered if isinstance(sync, RecordSync) else 0
             self._num_ended_tokens += self._ended[sync]
 
-    def next_batch(self, *, due: bool) -> WriteBatch:
+    def put_last(self, sync: RecordSync | CallSync) -> None:
+        """Lets the others go first: the store failed at this one, and may take theirs."""
+        if sync in self._waiting:
+            self._waiting[sync] = self._waiting.pop(sync)
+
+    def next_batch(self, *, due: bool, journals_alone: bool = False) -> WriteBatch:
         """The writes for one round trip: of records that cannot wait and, if `due`, of all others and of journals.
 
-        Not of syncs whose next write is alone.
+        Not of syncs whose next write is alone. `journals_alone`: of journals only.
         """
+        if journals_alone:
+            journals = self._next_journals(set(), 0)
+            return WriteBatch((), journals, complete=False)
         waiting = [*self._waiting]
         if due:
             waiting += [*self._held, *filter(attrgetter("ended"), self.due_journals)]
         chains, planned, num_writes, complete = list[list[PlannedWrite]](), set[RecordSync | CallSync](), 0, True
+        num_tokens = num_bytes = 0
         roots = iter(dict.fromkeys(map(self._root, waiting)))
         for root in roots:
             chain = self._chain(root)
@@ -158,19 +169,22 @@ class SyncQueue:
                 chains.append(chain)
                 planned.update(map(attrgetter("sync"), chain))
                 num_writes += len(chain)
+                num_tokens += sum(map(_num_tokens, chain))
+                num_bytes += sum(map(_num_body_bytes, chain))
                 complete = complete and not any(map(_is_part, chain))
-            if num_writes >= MAX_CHAINED_WRITES:
+            if num_writes >= MAX_CHAINED_WRITES or num_tokens >= MAX_BATCH_TOKENS or num_bytes >= MAX_BATCH_BYTES:
                 break
         complete = complete and next(roots, None) is None
         chains.sort(key=_needs_no_memory)
-        journals = self._next_journals(planned) if due else _NO_JOURNALS
+        journals = self._next_journals(planned, num_tokens) if due else _NO_JOURNALS
         return WriteBatch(tuple(chains), journals, complete and journals.complete)
 
     def _root(self, sync: RecordSync | CallSync) -> RecordSync | CallSync:
         """The call whose chain has the writes of `sync`; the sync itself if it is written without a call."""
         call = sync.call if isinstance(sync, RecordSync) else None
-        is_live = call is not None and self.calls.get(call.desired.id) is call and not call.status.given_up
-        return call if call is not None and is_live else sync
+        if call is None or self.calls.get(call.desired.id) is not call or call.status.given_up:
+            return sync
+        return call if call.sequences.get(sync.desired.id) is sync else sync
 
     @staticmethod
     def _chain(root: RecordSync | CallSync) -> list[PlannedWrite]:
@@ -181,9 +195,12 @@ class SyncQueue:
         call = root.call
         return root.plan(call_stored=call is None or (call.stored is not None and not call.status.stale))[0]
 
-    def _next_journals(self, planned: set[RecordSync | CallSync]) -> JournalBatch:
-        """The journal entries to write next but those of `planned`, those that have waited longest first."""
-        syncs, entries, num_tokens, complete = list[RecordSync](), list[JournalEntry](), 0, True
+    def _next_journals(self, planned: set[RecordSync | CallSync], num_tokens: int) -> JournalBatch:
+        """The journal entries to write next but those of `planned`, those that have waited longest first.
+
+        `num_tokens`: those that the round trip has already.
+        """
+        syncs, entries, complete = list[RecordSync](), list[JournalEntry](), True
         for sync in self.due_journals:
             if len(entries) == MAX_ENTRIES or num_tokens >= MAX_BATCH_TOKENS:
                 complete = False
@@ -320,6 +337,15 @@ class SyncQueue:
 def _needs_no_memory(chain: list[PlannedWrite]) -> bool:
     """True for a chain that a full server takes, and then all that follows it in the same script."""
     return isinstance(chain[0].write, EndCall)
+
+
+def _num_tokens(planned: PlannedWrite) -> int:
+    write = planned.write
+    return sum(len(entry.tokens) for entry in write.entries) if isinstance(write, WriteJournal) else 0
+
+
+def _num_body_bytes(planned: PlannedWrite) -> int:
+    return len(planned.write.record.body) if isinstance(planned.write, PutCall) else 0
 
 
 def _is_part(planned: PlannedWrite) -> bool:

@@ -21,6 +21,7 @@ OWNER = OwnerId("router-0/1")
 TAG = owner_tag(OWNER)
 WAIT_S = 10.0
 NEVER_S = 3600.0
+OPENING = ["PutCall", "PutSequence"]
 
 
 class CountingStore(MemoryStore):
@@ -29,10 +30,13 @@ class CountingStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.trips: list[list[list[ChainedWrite]]] = []
+        self.refuse = RequestId("")
         self.written = asyncio.Event()
 
     async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
         self.trips.append([list(chain) for chain in chains])
+        if any(isinstance(write, PutCall) and write.id == self.refuse for chain in chains for write in chain):
+            raise ValueError("cannot be encoded")
         results = await super().write_chains(chains)
         self.written.set()
         return results
@@ -56,9 +60,9 @@ class Call:
         self.writer, self.id = writer, RequestId(name)
         self.sequence = AttemptId(RequestId(f"{name}-0"), 1, TAG)
 
-    def open(self) -> None:
+    def open(self, body: bytes = b"{}") -> None:
         ids = (self.sequence.request_id,)
-        self.writer.open_call(CallRecord(self.id, OWNER, 1, CallStatus.OPEN, "/x", b"{}", "", 0, 7, ids, owner_tag=TAG))
+        self.writer.open_call(CallRecord(self.id, OWNER, 1, CallStatus.OPEN, "/x", body, "", 0, 7, ids, owner_tag=TAG))
         self.writer.create(SequenceRecord(ids[0], 1, RequestState.RECEIVED, "router-0", "m", 3, owner_tag=TAG))
         self.writer.advance(self.sequence, RequestEvent.ENQUEUE)
 
@@ -111,6 +115,29 @@ async def test_calls_that_open_together_are_one_round_trip(store: CountingStore,
     for name in "abc":
         Call(writer, name).open()
     assert await store.next_trip() == [["PutCall", "PutSequence"]] * 3
+
+
+async def test_a_round_trip_has_a_bound_of_bytes(store: CountingStore, writer: StoreWriter) -> None:
+    """Five bodies of 250 KiB go together, the sixth with the next round trip."""
+    for number in range(6):
+        Call(writer, f"c{number}").open(bytes(250 << 10))
+    assert await writer.flush(WAIT_S) == 0
+    assert [names(trip) for trip in store.trips] == [[OPENING] * 5, [OPENING]]
+
+
+async def test_a_chain_that_cannot_be_written_costs_no_journal(store: CountingStore, writer: StoreWriter) -> None:
+    """A round trip with it fails as a whole. Then records go alone, and journals by themselves."""
+    streaming, wrong = Call(writer, "c"), Call(writer, "wrong")
+    streaming.open()
+    await store.next_trip()
+    streaming.reserve()
+    await store.next_trip()
+    store.refuse = wrong.id
+    streaming.emit(0)
+    wrong.open()
+    assert await writer.flush(WAIT_S) == 0, "alone it can be written"
+    journal = await store.read_journal(streaming.sequence.request_id, 0, 0.0)
+    assert [token.index for token in journal.tokens] == [0]
 
 
 async def test_the_fingerprint_is_stored_before_the_journal_is_due(store: CountingStore, writer: StoreWriter) -> None:
