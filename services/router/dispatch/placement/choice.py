@@ -59,7 +59,7 @@ def choose_pair(
     costs = [(_cost(pair, query, hits, token_s), pair) for pair in able]
     lowest = min(cost for cost, _ in costs)
     best = [pair for cost, pair in costs if cost == lowest]
-    turn = int(query.affinity[:8], 16) if query.affinity else number
+    turn = int(query.affinity[:8], 16) if query.affinity and policies == BY_CACHE else number
     cheapest = best[turn % len(best)]
     if query.last is None or policies != BY_CACHE:
         return cheapest

@@ -38,15 +38,22 @@ class PlacementRules:
 
         Prefill workers are narrowed first, and decode workers among those linked to one that is left.
         """
-        left = _narrow(pairs, self.prefill, number, lambda pair: pair.prefill)
-        return _narrow(left, self.decode, number, lambda pair: pair.decode)
+        num_prefills = len({pair.prefill.incarnation for pair in pairs})
+        left = _narrow(pairs, self.prefill, number, random.Random(2 * number), lambda pair: pair.prefill)
+        if self.prefill is PlacementPolicy.ROUND_ROBIN:
+            number //= num_prefills  # the decode workers of each prefill worker take turns of their own
+        return _narrow(left, self.decode, number, random.Random(2 * number + 1), lambda pair: pair.decode)
 
 
 BY_CACHE = PlacementRules()
 
 
 def _narrow(
-    pairs: Sequence[Pair], policy: PlacementPolicy, number: int, worker: Callable[[Pair], WorkerRecord]
+    pairs: Sequence[Pair],
+    policy: PlacementPolicy,
+    number: int,
+    rng: random.Random,
+    worker: Callable[[Pair], WorkerRecord],
 ) -> list[Pair]:
     """The pairs whose `worker` is asked."""
     if policy in (PlacementPolicy.CACHE_AWARE, PlacementPolicy.LEAST_LOAD):
@@ -56,5 +63,5 @@ def _narrow(
     if policy is PlacementPolicy.ROUND_ROBIN:
         asked = {ordered[number % len(ordered)]}
     else:
-        asked = set(random.Random(number).sample(ordered, min(2, len(ordered))))
+        asked = set(rng.sample(ordered, min(2, len(ordered))))
     return [pair for pair in pairs if worker(pair).incarnation in asked]

@@ -61,6 +61,19 @@ def test_round_robin_takes_turns_whatever_waits():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("policy", [TURNS, TWO])
+def test_every_decode_worker_gets_its_turn_in_a_partial_mesh(policy: PlacementPolicy):
+    """Half of the workers have other weights: each prefill worker is linked to two of four decode workers."""
+    linked = [pair for pair in pairs(prefill(0), prefill(1), *map(decode, range(4))) if _linked(pair)]
+    taken = Counter(place(linked, PlacementRules(policy, policy), number) for number in range(400))
+    assert len(taken) == 4
+    assert min(taken.values()) >= (100 if policy is TURNS else 60)
+
+
+def _linked(pair: Pair) -> bool:
+    return (pair.prefill.id == "prefill-0") == (pair.decode.id in ("decode-0", "decode-1"))
+
+
 @pytest.mark.parametrize("policy", PlacementPolicy)
 def test_a_worker_to_avoid_and_a_full_one_come_last(policy: PlacementPolicy):
     full = decode(2, running_rows=4)
@@ -80,6 +93,10 @@ def test_an_affinity_counts_only_where_caches_do():
         pair = choose_pair(CANDIDATES, query, PrefixIndex(100), 0, policies)
         assert pair is not None
         assert pair.prefill.id == expected
+    equals = pairs(prefill(0), prefill(1), decode(0))
+    query = replace(QUERY, affinity="0" * 16)
+    chosen = {choose_pair(equals, query, PrefixIndex(100), number, PlacementRules(prefill=LEAST)) for number in (0, 1)}
+    assert len(chosen) == 2, "equals take turns"
 
 
 policies = st.builds(PlacementRules, st.sampled_from(PlacementPolicy), st.sampled_from(PlacementPolicy))
