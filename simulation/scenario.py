@@ -195,14 +195,13 @@ class Scenario:
         harmless = (SimFaultKind.DRAIN, SimFaultKind.BUDGETS)
         return self.noise == Noise() and all(fault.kind in harmless for fault in self.faults)
 
-    @property
-    def allowed_refusals(self) -> frozenset[str]:
+    def allowed_refusals(self, client: ClientPlan) -> frozenset[str]:
         """Codes of refusals that are valid although all processes leave cleanly: all processes of a role may have been
-        away, or without a budget, at the same time."""
+        away, or without a budget, at the same time. Decode workers compute no prompts with images."""
         leaving = {fault.target for fault in self.faults}
         codes = {Overloaded.code}
         no_pair = leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes)
-        if no_pair and leaving.issuperset(self.local_prefill_workers):
+        if no_pair and (client.images or leaving.issuperset(self.local_prefill_workers)):
             codes.add(NoWorkers.code)
         if leaving.issuperset(self.routers):
             codes |= {Draining.code, NO_ROUTER}

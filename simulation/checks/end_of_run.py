@@ -40,7 +40,7 @@ def check_only_drains(scenario: Scenario, clients: list[SimClient]) -> None:
         failed = client.outcome in (ClientOutcome.FAILED, ClientOutcome.LOST, ClientOutcome.NOT_FOUND)
         if failed and client.code not in scenario.capacity_failures:
             raise Violation("drain", f"{client.outcome} {client.code}", client.plan.name)
-        if client.outcome is ClientOutcome.REFUSED and client.code not in scenario.allowed_refusals:
+        if client.outcome is ClientOutcome.REFUSED and client.code not in scenario.allowed_refusals(client.plan):
             raise Violation("drain", f"is refused: {client.code}", client.plan.name)
 
 
