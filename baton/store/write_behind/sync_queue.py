@@ -145,9 +145,14 @@ class SyncQueue:
             self._num_ended_tokens += self._ended[sync]
 
     def put_last(self, sync: RecordSync | CallSync) -> None:
-        """Lets the others go first: the store failed at this one, and may take theirs."""
-        if sync in self._waiting:
-            self._waiting[sync] = self._waiting.pop(sync)
+        """Lets the others go first: the store failed at this one, and may take theirs.
+
+        The sequences of a call go with it: they have to wait for it.
+        """
+        family = [sync, *sync.sequences.values()] if isinstance(sync, CallSync) else [sync]
+        for each in family:
+            if each in self._waiting:
+                self._waiting[each] = self._waiting.pop(each)
 
     def next_batch(self, *, due: bool, journals_alone: bool = False) -> WriteBatch:
         """The writes for one round trip: of records that cannot wait and, if `due`, of all others and of journals.

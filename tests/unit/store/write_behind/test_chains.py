@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from baton.domain.ids import AttemptId, OwnerId, RequestId, owner_tag
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store.memory_store import MemoryStore
-from baton.store.store import CallRecord, CallStatus, SequenceRecord
+from baton.store.store import CallOwner, CallRecord, CallStatus, SequenceRecord, StoreUnavailable
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 from baton.store.write_chain import AdvanceSequence, ChainedWrite, EndCall, PutCall, WriteJournal, WriteResult
@@ -189,3 +190,57 @@ async def test_an_end_without_tokens_goes_behind_all_that_needs_memory(
     assert [type(write) for write in trip[1]] == [WriteJournal, AdvanceSequence, EndCall]
     assert [type(write) for write in trip[2]] == [EndCall]
     assert not any(isinstance(write, PutCall) for chain in trip for write in chain)
+
+
+class FullStore(CountingStore):
+    """A server without memory for anything but ends of calls: it refuses every round trip with another write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.refused: list[list[list[str]]] = []
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        if self.full and any(not isinstance(write, EndCall) for chain in chains for write in chain):
+            self.refused.append(names([list(chain) for chain in chains]))
+            raise StoreUnavailable("out of memory")
+        return await super().write_chains(chains)
+
+    async def put_call(self, record: CallRecord) -> CallOwner:
+        if self.full and await self.get_call(record.id) is None:
+            raise StoreUnavailable("out of memory")
+        return await super().put_call(record)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_end_passes_a_call_that_a_full_store_refuses(streaming: bool) -> None:
+    """Both are in one round trip, which fails. `streaming`: so do the journals of a third call, again and again."""
+    store = FullStore()
+    writer = StoreWriter(store, WriterOptions(retry_s=0.001, journal_interval_s=NEVER_S))
+    writer.start()
+    running, new, third = (Call(writer, name) for name in ("running", "new", "third"))
+    for call in (running, third):
+        call.open()
+        call.reserve()
+    writer.give_up(running.sequence.request_id)
+    assert await writer.flush(WAIT_S) == 0
+    store.full = True
+    indices = itertools.count()
+    async with asyncio.timeout(WAIT_S):
+        while streaming and len(store.refused) < 5:
+            third.emit(next(indices))
+            await writer.flush(0.01)
+        store.refused.clear()
+        running.end()
+        new.open()
+        while True:
+            if streaming:
+                third.emit(next(indices))
+            await writer.flush(0.01)
+            found = await store.get_call(running.id)
+            if found is not None and found.status is CallStatus.ENDED:
+                break
+    assert store.refused[0][-2:] == [["PutCall", "PutSequence"], ["EndCall"]]
+    assert await store.get_call(new.id) is None
+    await writer.close(0.0)
+    await store.close()
