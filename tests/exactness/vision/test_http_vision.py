@@ -94,6 +94,34 @@ def save_text(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(TEMPLATE)
 
 
+def check_kills(world: World, parts: Sequence[str | bytes], own: list[int]) -> None:
+    """Decode, prefill and the client's router, each killed while an answer of `LONG` tokens is under way."""
+    cluster = world.cluster
+    body = {**world.body(parts, LONG), "stream": True}
+    other = cluster.start("router", "router-1")
+    cluster.wait_ready()
+    for victim in ("decode-0", "prefill-0", "router-1"):
+        url = (other if victim == "router-1" else cluster.processes["router-0"]).url
+        events: list[Event] = []
+        with ask(url, body) as stream:
+            events += [next(stream) for _ in range(8)]
+            process = cluster.processes[victim]
+            process.expected_running = False
+            process.popen.kill()
+            process.popen.wait(10.0)
+            if victim != "router-1":
+                cluster.start(process.role, victim)
+                events += stream
+        if victim == "router-1":
+            with resume(cluster.url, events[-1]) as stream:
+                events += stream
+        assert tokens(events) == own, victim
+        cluster.wait_ready()
+    assert cluster.metric("router-0", "baton_retries_total", outcome="retried") >= 1  # it was under way
+    assert cluster.metric("router-0", "baton_takeovers_total") >= 1
+    eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")
+
+
 @pytest.fixture(scope="module", params=PROCESSORS)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     family = request.param
@@ -132,33 +160,9 @@ def test_what_is_no_image_reaches_no_worker(world: World) -> None:
 
 
 def test_killed_workers_and_routers_change_no_token(world: World) -> None:
-    """Decode, prefill and the client's router, each killed while an answer is under way."""
-    cluster, parts = world.cluster, (BEFORE, GREEN, ASKED)
-    own = world.expected(parts, LONG)[1]
-    body = {**world.body(parts, LONG), "stream": True}
-    other = cluster.start("router", "router-1")
-    cluster.wait_ready()
-    for victim in ("decode-0", "prefill-0", "router-1"):
-        url = (other if victim == "router-1" else cluster.processes["router-0"]).url
-        events: list[Event] = []
-        with ask(url, body) as stream:
-            events += [next(stream) for _ in range(8)]
-            process = cluster.processes[victim]
-            process.expected_running = False
-            process.popen.kill()
-            process.popen.wait(10.0)
-            if victim != "router-1":
-                cluster.start(process.role, victim)
-                events += stream
-        if victim == "router-1":
-            with resume(cluster.url, events[-1]) as stream:
-                events += stream
-        assert tokens(events) == own, victim
-        cluster.wait_ready()
-    assert cluster.metric("router-0", "baton_retries_total", outcome="retried") >= 1  # it was under way
-    assert cluster.metric("router-0", "baton_takeovers_total") >= 1
+    parts = (BEFORE, GREEN, ASKED)
+    check_kills(world, parts, world.expected(parts, LONG)[1])
     world.check(parts)
-    eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")
 
 
 def test_the_placeholder_is_not_a_word_that_clients_can_say(world: World) -> None:

@@ -12,16 +12,22 @@ import torch
 from PIL import Image
 from transformers import CLIPImageProcessorPil, GenerationConfig, Qwen2VLImageProcessorPil
 
-from tests.exactness.vision.families import FAMILIES, IMAGE
+from tests.contract.vision import test_router_and_worker as counted
+from tests.exactness.vision.families import FAMILIES, IMAGE, MERGE
 from tests.unit.model.loading.test_multimodal import save_random
 
 NUM_ROWS = 16
-"""Of each picture of the tests, which are of equal size, in either family."""
+"""Of each picture of the tests of `PROCESSORS`, which are of equal size, in either family."""
 
 PROCESSORS: dict[str, Any] = {
     "llava": lambda: CLIPImageProcessorPil(size={"height": 56, "width": 56}, crop_size={"height": 56, "width": 56}),
     "qwen2_vl": lambda: Qwen2VLImageProcessorPil(patch_size=14),
 }
+OPTIONS: dict[str, dict[str, Any]] = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 14 * MERGE}}
+"""What a type's processor for text and images passes to that for images."""
+
+TYPES = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "mm_token_type_ids") | {"gemma3": "token_type_ids"}
+"""The argument that tells rows from text."""
 
 
 @dataclass
@@ -34,16 +40,23 @@ class VisionReference:
     @classmethod
     def save(cls, family: str, directory: Path) -> Self:
         """Writes both to `directory`, without a tokenizer."""
-        reference = cls(save_random(FAMILIES[family].config(), directory), PROCESSORS[family]())
+        make = (counted.PROCESSORS | PROCESSORS)[family]
+        reference = cls(save_random(FAMILIES[family].config(), directory), make())
         reference.processor.save_pretrained(directory)
+        if family in counted.FILES:
+            (directory / "processor_config.json").write_text(counted.FILES[family])
         return reference
 
     def generate(self, ids: list[int], files: Sequence[bytes], num_tokens: int) -> list[int]:
         """The model's own greedy tokens behind a prompt with these image files."""
         pictures = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
-        inputs = dict(self.processor(images=pictures, return_tensors="pt")) if pictures else {}
-        if "image_grid_thw" in inputs:
-            inputs["mm_token_type_ids"] = torch.tensor([[int(id == IMAGE) for id in ids]])
+        kind = self.model.config.model_type
+        options = OPTIONS.get(kind, {})
+        inputs = dict(self.processor(images=pictures, return_tensors="pt", **options)) if pictures else {}
+        for name in ("num_patches", "num_crops"):
+            inputs.pop(name, None)
+        if pictures and (types := TYPES.get(kind)):
+            inputs[types] = torch.tensor([[int(id == IMAGE) for id in ids]])
         self.model.model.rope_deltas = None
         self.model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
         prompt = torch.tensor([ids])
