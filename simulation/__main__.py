@@ -16,7 +16,7 @@ from simulation.report import MAX_LINES, describe
 from simulation.run import run
 from simulation.scenario_generator import generate_scenario
 from simulation.shrink import shrink
-from simulation.sweep import ProgressBar, SweepResult, failing_seed, num_cores, sweep
+from simulation.sweep import ProgressBar, SweepResult, failing_seed, num_cores, sweep, sweep_here
 
 INTERRUPTED = 130
 """Exit status of a shell after SIGINT."""
@@ -47,11 +47,10 @@ def _run_seeds(first: int, num_seeds: int, num_jobs: int) -> int:
 
 
 def _sweep(first: int, num_seeds: int, num_jobs: int) -> SweepResult:
+    show = ProgressBar(first, num_seeds, sys.stderr).show
     if num_jobs == 1:
-        seed = failing_seed(range(first, first + num_seeds))
-        next_seed = first + num_seeds if seed is None else seed
-        return SweepResult(next_seed - first, next_seed, seed)
-    return sweep(first, num_seeds, num_jobs, ProgressBar(first, num_seeds, sys.stderr).show)
+        return sweep_here(first, num_seeds, show, failing_seed)
+    return sweep(first, num_seeds, num_jobs, show)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:

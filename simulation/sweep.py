@@ -69,6 +69,20 @@ def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], N
     return SweepResult(num_good, next_seed, min(failed, default=None))
 
 
+def sweep_here(
+    first: int, num_seeds: int, progress: Callable[[int], None], find: Callable[[range], int | None]
+) -> SweepResult:
+    """As `sweep`, in this process: SIGINT ends it after the seed that runs. `find` is `failing_seed`."""
+    with _interrupted() as interrupted:
+        for num_good, seed in enumerate(range(first, first + num_seeds)):
+            if interrupted.is_set():
+                return SweepResult(num_good, seed, None)
+            if find(range(seed, seed + 1)) is not None:
+                return SweepResult(num_good, seed, seed)
+            progress(num_good + 1)
+    return SweepResult(num_seeds, first + num_seeds, None)
+
+
 @contextmanager
 def _interrupted() -> Iterator[Event]:
     """Event that SIGINT sets inside the context."""

@@ -1,6 +1,7 @@
 """Output and exit status of `python -m simulation`."""
 
 import io
+import signal
 
 import pytest
 
@@ -41,6 +42,22 @@ def test_the_first_violation_ends_with_a_shrunk_trace(
     assert "VIOLATION I1" in printed
     assert f"on with --first {first}\n" in printed
     assert f"python -m simulation --seed {first} --trace" in printed
+
+
+def test_a_stopped_run_tells_where_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Also where the shell that started it in the background has SIGINT ignored."""
+
+    def stop_at_12(seeds: range) -> None:
+        if 12 in seeds:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command, "failing_seed", stop_at_12)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert command.main(["--first", "10", "--seeds", "9"]) == command.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().out == "stopped after 3 good seeds; on with --first 13\n"
 
 
 def test_one_seed_prints_its_whole_trace(capsys: pytest.CaptureFixture[str]):
