@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from chaos.clients.client import ChaosClient, ClientRequest, Event, StreamEnd, Transcript
+from chaos.clients.client import ChaosClient, ClientRequest, Event, ReceivedUsage, StreamEnd, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,10 @@ class GeneratedChoice:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """Answers by choice."""
+    """Answers by choice, and what the whole answer said that it cost."""
 
     choices: tuple[GeneratedChoice, ...]
+    usage: ReceivedUsage | None = field(default=None, compare=False)
 
 
 def collect_answer(events: Iterable[Event]) -> GeneratedAnswer:
@@ -58,7 +59,10 @@ class Oracle:
         for request, received in zip(sent, answers, strict=True):
             if received.end is not StreamEnd.DONE:
                 raise ValueError(f"{request.name}: {received.end} {received.code} without any fault")
-            self._answers[request.name] = collect_answer(received.events)
+            answer = replace(collect_answer(received.events), usage=received.usage)
+            if problems := list(compare(received, answer, frozenset())):
+                raise ValueError(f"{problems[0]} without any fault")
+            self._answers[request.name] = answer
 
     def answer(self, request: ClientRequest) -> GeneratedAnswer:
         """The undisturbed answer."""
@@ -82,6 +86,8 @@ def compare(transcript: Transcript, expected: GeneratedAnswer, codes: frozenset[
         case StreamEnd.DONE:
             if received != expected:
                 yield f"{name}: another answer: {_difference(received, expected)}"
+            else:
+                yield from _wrong_usage(transcript, expected)
             return
         case StreamEnd.FAILED | StreamEnd.REFUSED if transcript.code not in codes:
             yield f"{name}: {transcript.end.value} with {transcript.code} (HTTP {transcript.status})"
@@ -89,6 +95,20 @@ def compare(transcript: Transcript, expected: GeneratedAnswer, codes: frozenset[
             end, stored = transcript.end and transcript.end.value, "stored" if transcript.stored else "not stored"
             yield f"{name}: no end was received ({end}, {transcript.code or 'no code'}, announced as {stored})"
     yield from _differences_so_far(name, received, expected)
+
+
+def _wrong_usage(transcript: Transcript, expected: GeneratedAnswer) -> Iterable[str]:
+    """Checks what a complete answer says that it cost: what was received, whatever was computed again."""
+    name, usage = transcript.request.name, transcript.usage
+    if usage is None:
+        yield f"{name}: the answer does not tell its usage"
+        return
+    num_prompt_tokens = expected.usage.num_prompt_tokens if expected.usage else usage.num_prompt_tokens
+    right = ReceivedUsage(
+        num_prompt_tokens, num := transcript.num_tokens(), num_prompt_tokens + num, usage.num_cached_tokens
+    )
+    if usage != right or not 0 <= usage.num_cached_tokens <= num_prompt_tokens:
+        yield f"{name}: {usage} instead of {right}"
 
 
 def _differences_so_far(name: str, received: GeneratedAnswer, expected: GeneratedAnswer) -> Iterable[str]:

@@ -52,7 +52,8 @@ class ClientRequest:
     def body(self, model: str) -> dict[str, Any]:
         """The JSON body."""
         with_salt = {"cache_salt": self.salt} if self.salt else {}
-        return {"model": model, "stream": True, "return_token_ids": True, **self.parameters, **with_salt}
+        asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        return {"model": model, **asked, **self.parameters, **with_salt}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,16 @@ class Event:
     text: str
     finish: str
     at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedUsage:
+    """What the answer says that it cost, in tokens."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_tokens: int
+    num_cached_tokens: int
 
 
 @dataclass(slots=True)
@@ -81,6 +92,7 @@ class Transcript:
     stored: bool = False
     durable: bool = False
     events: list[Event] = field(default_factory=list)
+    usage: ReceivedUsage | None = None
     end: StreamEnd | None = None
     status: int = 0
     code: str = ""
@@ -116,6 +128,7 @@ class Transcript:
         if self.call_id:
             self.dropped.append(tuple(self.events))
         self.events.clear()
+        self.usage = None
         self.call_id = self.last_event_id = ""
 
     @property
@@ -232,11 +245,18 @@ class ChaosClient:
 def _add_events(transcript: Transcript, message: dict[str, Any], event_id: str) -> None:
     transcript.call_id = transcript.call_id or str(message["id"])
     transcript.last_event_id = event_id or transcript.last_event_id
+    if message.get("usage"):
+        transcript.usage = _usage(message["usage"])
     for choice in message["choices"]:
         text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
         tokens = tuple(choice.get("token_ids") or ())
         finish = choice["finish_reason"] or ""
         transcript.add_event(Event(event_id, choice["index"], tokens, text, finish, time.monotonic()))
+
+
+def _usage(found: Mapping[str, Any]) -> ReceivedUsage:
+    cached = (found.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return ReceivedUsage(found["prompt_tokens"], found["completion_tokens"], found["total_tokens"], cached)
 
 
 def _code(body: bytes) -> str:

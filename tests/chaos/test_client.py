@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, StreamEnd, Transcript
+from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, ReceivedUsage, StreamEnd, Transcript
 
 REQUEST = ClientRequest("q", COMPLETIONS, {"prompt": "x", "max_tokens": 3})
 TIMEOUT_S = 20.0
@@ -118,6 +118,20 @@ async def test_an_error_event_and_a_refusal_have_codes(client: ChaosClient) -> N
         refused = await client.ask(REQUEST, [router.url])
     assert (failed.end, failed.code) == (StreamEnd.FAILED, "no_workers")
     assert (refused.end, refused.code, refused.status) == (StreamEnd.REFUSED, "no_workers", 404)
+
+
+async def test_the_usage_of_a_resumed_answer_is_its_last_one(client: ChaosClient) -> None:
+    """It comes in an event without choices; a router that dies in between sends none."""
+    usage = {
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+    last = f"data: {json.dumps({'id': 'call-1', 'choices': [], 'usage': usage})}\n\n".encode()
+    async with Router(HEAD + event(1, 5), b"") as first, Router(HEAD + event(2, 6, "length") + last + DONE) as second:
+        transcript = await client.ask(REQUEST, [first.url, second.url])
+    assert (transcript.end, transcript.usage) == (StreamEnd.DONE, ReceivedUsage(4, 2, 6, 3))
 
 
 async def test_a_client_that_hangs_up_stops_reading(client: ChaosClient) -> None:

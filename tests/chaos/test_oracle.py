@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from chaos.checks.oracle import GeneratedAnswer, GeneratedChoice, collect_answer, compare
-from chaos.clients.client import COMPLETIONS, ClientRequest, Event, StreamEnd, Transcript
+from chaos.clients.client import COMPLETIONS, ClientRequest, Event, ReceivedUsage, StreamEnd, Transcript
 
 REQUEST = ClientRequest("q", COMPLETIONS, {"prompt": "x"})
-EXPECTED = GeneratedAnswer((GeneratedChoice((1, 2, 3), "abc", "length"), GeneratedChoice((4,), "d", "stop")))
+USAGE = ReceivedUsage(5, 4, 9, 0)
+EXPECTED = GeneratedAnswer((GeneratedChoice((1, 2, 3), "abc", "length"), GeneratedChoice((4,), "d", "stop")), USAGE)
 NONE = frozenset[str]()
 
 
 def transcript_of(
     *events: tuple[int, int, str, str], end: StreamEnd | None = StreamEnd.DONE, code: str = ""
 ) -> Transcript:
-    transcript = Transcript(REQUEST)
+    transcript = Transcript(REQUEST, usage=USAGE)
     for choice, token, text, finish in events:
         transcript.add_event(Event("", choice, (token,), text, finish, 0.0))
     transcript.end, transcript.code = end, code
@@ -60,7 +63,27 @@ def test_tokens_of_a_call_that_was_sent_again_were_received_too() -> None:
         transcript = transcript_of(first)
         transcript.call_id = "call-1"
         transcript.drop_answer()
+        assert transcript.usage is None
+        transcript.usage = USAGE
         for event in transcript_of(*WHOLE).events:
             transcript.add_event(event)
         assert len(transcript.dropped) == 1
         assert len(list(compare(transcript, EXPECTED, NONE))) == num_problems
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        ReceivedUsage(6, 4, 10, 0),
+        ReceivedUsage(5, 3, 8, 0),
+        ReceivedUsage(5, 4, 8, 0),
+        ReceivedUsage(5, 4, 9, 6),
+        ReceivedUsage(5, 4, 9, -1),
+    ],
+    ids=["none", "another prompt", "a token less", "another sum", "more cached than there is", "negative"],
+)
+def test_a_wrong_usage_is_a_problem(usage: ReceivedUsage | None) -> None:
+    transcript = transcript_of(*WHOLE)
+    transcript.usage = usage
+    assert len(list(compare(transcript, EXPECTED, NONE))) == 1
