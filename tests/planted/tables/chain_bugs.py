@@ -58,4 +58,14 @@ CHAIN_BUGS = (
         "chains.sort(key=_needs_no_memory)", "pass",
         _WRITES,
     ),
+    PlantedBug(
+        _OWNERSHIP, "a refused call is tried again before all others", "baton/store/write_behind/sync_queue.py",
+        "family = [sync, *sync.sequences.values()] if isinstance(sync, CallSync) else [sync]", "family = [sync]",
+        _WRITES,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "journals that fail keep ends from their turn", "baton/store/write_behind/flusher.py",
+        "if self._flush_failed and sync is not None and sync.status.alone:", "if False:",
+        _WRITES,
+    ),
 )  # fmt: skip
