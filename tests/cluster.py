@@ -131,6 +131,7 @@ class Cluster:
             flags |= {"router-id": name, "metrics-port": metrics_port, **self.router_flags}
         elif role == "encode":
             flags |= {"worker-id": name, "metrics-port": metrics_port, "dtype": "float32", "device": "cpu"}
+            flags |= {"transport": self.transport}
         else:
             flags |= {"worker-id": name, "metrics-port": metrics_port, "transport": self.transport}
             flags |= {"dtype": "float32", "device": "cpu", "kv-memory-mib": 64, "idle-check-pages": 0}

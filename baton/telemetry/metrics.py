@@ -352,9 +352,7 @@ SEND_BACKS_TOTAL = Counter(
 )
 
 # --- images (router, prefill, encode) ---
-MEDIA_UPLOADS_TOTAL = Counter(
-    "baton_media_uploads", "Images that this router sent to prefill workers.", ["outcome"], registry=REGISTRY
-)
+MEDIA_UPLOADS_TOTAL = Counter("baton_media_uploads", "Images sent to prefill workers.", ["outcome"], registry=REGISTRY)
 MEDIA_UPLOAD_BYTES_TOTAL = Counter("baton_media_upload_bytes", "Bytes of files in these uploads.", registry=REGISTRY)
 MEDIA_REFUSED_TOTAL = Counter(
     "baton_media_refused", "Image parts refused: url, file, bytes, number, role, detail.", ["reason"], registry=REGISTRY
@@ -364,6 +362,9 @@ MEDIA_TOTAL = Counter("baton_media", "Images that came or were encoded, by outco
 MEDIA_HELD = Gauge("baton_media_held", "Images that are held, as tensors or as embeddings.", registry=REGISTRY)
 MEDIA_HELD_BYTES = Gauge("baton_media_held_bytes", "Tensors and embeddings of images that are held.", registry=REGISTRY)
 MEDIA_EVICTED_TOTAL = Counter("baton_media_evicted", "Held images that made room for others.", registry=REGISTRY)
+EMBEDDING_BYTES_TOTAL = Counter(
+    "baton_embedding_bytes", "Bytes of pulled embeddings.", ["transport"], registry=REGISTRY
+)
 
 # --- sessions (router, decode) ---
 SESSIONS = Gauge("baton_sessions", "Sessions with other processes that have not ended.", registry=REGISTRY)

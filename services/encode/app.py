@@ -11,6 +11,7 @@ from baton.domain.worker import IMAGE, TEXT, WorkerBudgets, WorkerRecord, Worker
 from baton.engine.mailbox import Mailbox
 from baton.rpc.gen import encode_pb2_grpc, worker_pb2_grpc
 from baton.services.encode.commands import EncodeCommand
+from baton.services.encode.embedding_exports import EmbeddingExports
 from baton.services.encode.engine import EncodeEngine, build_engine
 from baton.services.encode.loop import EncodeLoop
 from baton.services.encode.scheduler import EncodeScheduler
@@ -18,6 +19,8 @@ from baton.services.encode.server import EncodeServicer
 from baton.services.encode.settings import EncodeSettings
 from baton.settings.model_source import model_name
 from baton.telemetry.logs import get_logger
+from baton.transfer import nixl, stream
+from baton.transfer.factory import usable_transports
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
@@ -60,6 +63,7 @@ class _Worker:
         self._registration = make_registration(context, settings, self._record)
         rules = BudgetRules(WorkerRole.ENCODE, page_size=1)
         self._budgets = BudgetControl(rules, self._mailbox, WorkerBudgets, self._registration.announce)
+        self._exports = self._make_exports()
         self._address = ""
 
     async def run(self) -> None:
@@ -71,7 +75,8 @@ class _Worker:
         if serving is None:
             return
         server, self._address = serving
-        log.info("encode_serving", address=self._address, worker=self._context.worker_id)
+        transports = [stream.TRANSPORT] if self._exports is None else [nixl.TRANSPORT, stream.TRANSPORT]
+        log.info("encode_serving", address=self._address, worker=self._context.worker_id, transports=transports)
         await self._lifecycle.run(
             self._registration,
             log_status_forever(self._loop.activity, self._loop.load),
@@ -88,6 +93,7 @@ class _Worker:
     def _register(self, server: grpc.aio.Server) -> None:
         is_draining = partial(getattr, self._lifecycle, "draining")
         encode = EncodeServicer(self._mailbox, self._make_receiver(), self._engine.fingerprint, is_draining)
+        encode.exports = self._exports
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, RecentAttempts(), SharedEventLog(), self._budgets
         )
@@ -95,6 +101,15 @@ class _Worker:
         add_standard_services(server, WorkerHealth(self._lifecycle), self._context.trust, services)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         encode_pb2_grpc.add_EncodeServicer_to_server(encode, server)
+
+    def _make_exports(self) -> EmbeddingExports | None:
+        """Raises `LinkBroken` if NIXL is required, or is installed, and cannot start."""
+        context = self._context
+        if nixl.TRANSPORT not in usable_transports(self._settings.transport.value):
+            return None
+        exports = EmbeddingExports(context.worker_id, self._incarnation, self._engine.fingerprint, context.trust)
+        context.stack.callback(exports.stop)
+        return exports
 
     def _make_receiver(self) -> MediaReceiver:
         engine, held_bytes = self._engine, self._engine.store.max_bytes

@@ -18,6 +18,7 @@ from baton.engine.reply import Reply
 from baton.rpc import codec
 from baton.rpc.gen import encode_pb2, encode_pb2_grpc, prefill_pb2
 from baton.services.encode.commands import ClosePull, EncodeCommand, OpenPull
+from baton.services.encode.embedding_exports import EmbeddingExports, OpenedEmbedding
 from baton.telemetry import metrics
 from baton.worker.media.media_receiver import MediaReceiver
 from baton.worker.request_validator import MAX_NAME_CHARS, clamp_duration
@@ -33,7 +34,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EncodeServicer(encode_pb2_grpc.EncodeServicer):
-    """`fingerprint`: of the embeddings that are made here."""
+    """`fingerprint`: of the embeddings that are made here. `exports` None: they go by the stream only."""
+
+    exports: EmbeddingExports | None = None
 
     def __init__(
         self,
@@ -63,21 +66,31 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
     ) -> AsyncGenerator[encode_pb2.EmbeddingPart, None]:
         """See encode.proto."""
         lease, outcome, clock = next(self._leases), "pull_failed", asyncio.get_running_loop().time
+        opened: OpenedEmbedding | None = None
         self.num_pulls += 1
         try:
             timeout_s = self._check(request, context)
             end = clock() + timeout_s
             item = await self._open(request, lease, timeout_s)
             assert item.rows is not None
-            yield encode_pb2.EmbeddingPart(header=_header(item, item.rows))
+            if self.exports is not None and request.is_linked:
+                opened = self.exports.open(request.identity, item.rows)
+            yield encode_pb2.EmbeddingPart(header=self._header(request, item, item.rows, opened))
+            if opened is not None:
+                outcome = "exported"  # the reader ends the call
+                await asyncio.sleep(end - clock())
+                raise DeadlineExceeded("the embedding was not read in time")
             for part in split_parts(item.rows.data):
                 if clock() >= end:
                     raise DeadlineExceeded("the embedding was not read in time")
                 yield encode_pb2.EmbeddingPart(data=bytes(part))
             outcome = "exported"
         except BatonError as error:
+            outcome = "pull_failed"
             await codec.abort(context, error)
         finally:
+            if self.exports is not None and opened is not None:
+                self.exports.close(opened)
             self.num_pulls -= 1
             metrics.MEDIA_TOTAL.labels(outcome).inc()
             self._mailbox.put(ClosePull(lease))
@@ -104,13 +117,21 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
             raise Overloaded("this encode worker's mailbox is full", retry_after_s=RETRY_S)
         return await reply.wait(timeout_s + GRACE_S)
 
-
-def _header(item: HeldMedia[Any, ExportedEmbedding], rows: ExportedEmbedding) -> encode_pb2.EmbeddingHeader:
-    height, width = (0, 0) if item.grid is None else (item.grid.height, item.grid.width)
-    return encode_pb2.EmbeddingHeader(
-        num_bytes=len(rows.data),
-        num_rows=rows.num_rows,
-        grid_height=height,
-        grid_width=width,
-        digests=rows.digests,
-    )
+    def _header(
+        self,
+        request: encode_pb2.PullEmbeddingRequest,
+        item: HeldMedia[Any, ExportedEmbedding],
+        rows: ExportedEmbedding,
+        opened: OpenedEmbedding | None,
+    ) -> encode_pb2.EmbeddingHeader:
+        height, width = (0, 0) if item.grid is None else (item.grid.height, item.grid.width)
+        return encode_pb2.EmbeddingHeader(
+            num_bytes=len(rows.data),
+            num_rows=rows.num_rows,
+            grid_height=height,
+            grid_width=width,
+            digests=rows.digests,
+            source=self.exports.info if self.exports is not None and request.wants_source else None,
+            pages=[] if opened is None else opened.pages,
+            tags=[] if opened is None else opened.tags,
+        )

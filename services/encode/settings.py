@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.settings.choices import Transport
 from baton.settings.groups import Count, Port, WorkerProcessSettings
 
 
@@ -19,3 +20,6 @@ class EncodeSettings(WorkerProcessSettings):
 
     media_cache_mib: Count = 256
     """Memory for images that are held, as tensors or as embeddings. Those that are being pulled stay."""
+
+    transport: Transport = Transport.AUTO
+    """Transport of embeddings: auto, nixl or stream. The stream serves whom NIXL does not reach."""

@@ -40,6 +40,7 @@ from baton.services.prefill.settings import PrefillSettings
 from baton.settings.groups import MIB
 from baton.settings.model_source import model_name
 from baton.telemetry.logs import get_logger
+from baton.transfer import nixl
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.budget_control import BudgetControl, BudgetRules
@@ -50,6 +51,7 @@ from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry
+from baton.worker.media.embedding_reader import EmbeddingReader
 from baton.worker.media.image_decoder import MAX_PIXELS, ImageDecoder
 from baton.worker.media.media_receiver import MediaReceiver, media_limits
 from baton.worker.page_tagging import uses_tags
@@ -243,6 +245,10 @@ class _Worker:
             encoders = EncoderRegistry(self._store, self._trust)
             device = torch.device(resolve_device(settings.device))
             receiver.puller = EmbeddingPuller(encoders, channels, vision.format, vision.fingerprint, device)
+            if nixl.TRANSPORT in self._sources:
+                reader = EmbeddingReader(self._id, self._incarnation, self._trust)
+                self._stack.push_async_callback(reader.close)
+                receiver.puller.reader = reader
         return receiver
 
     def _make_tags(self) -> PromptTags | None:

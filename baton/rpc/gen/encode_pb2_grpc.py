@@ -60,6 +60,7 @@ class EncodeServicer(object):
     def PullEmbedding(self, request, context):
         """Streams the embedding of an image that is held, once it is encoded. While the stream is open the image is leased:
         it is not evicted. Fails as `need_media` for an image that is not held, or that could not be encoded.
+        To a linked caller the header names pages, and no data follows: the caller reads them, and then ends the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,13 +1,14 @@
 """Pulls embeddings from encode workers: a prefill worker's side of `Encode.PullEmbedding`. Runs in the asyncio loop.
 
-Every part is compared with its digest as it comes. What differs, is late or does not fit is not used: the router is
-told, and has the image encoded elsewhere.
+The bytes come by the call's stream, or by NIXL from pages that it names (`embedding_reader`), and are compared with the
+digests that were made with them. What differs, is late or does not fit is not used: the router is told, and has the
+image encoded elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -20,7 +21,8 @@ from baton.domain.media.span import MediaGrid
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.media.embedding_format import EmbeddingFormat
-from baton.engine.media.exported_embedding import PART_BYTES
+from baton.engine.media.exported_embedding import PART_BYTES, part_digests
+from baton.kv.page_tags import PageTag
 from baton.model.vision.embedding import MediaEmbedding
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.codec import error_from_rpc
@@ -28,7 +30,13 @@ from baton.rpc.gen import encode_pb2, prefill_pb2
 from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.store.store import WorkerRegistry
 from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+from baton.transfer import stream
 from baton.transfer.digest import page_digest
+from baton.worker.media.embedding_pages import page_identities
+from baton.worker.media.embedding_reader import EmbeddingReader, ReadFailed
+
+log = get_logger()
 
 
 class EmbeddingLost(Exception):
@@ -66,9 +74,19 @@ class EncoderRegistry:
             raise EmbeddingLost(f"no encode worker {id[:80]!r} of this incarnation is announced")
         return record
 
+    @property
+    def incarnations(self) -> Collection[Incarnation]:
+        """Processes that were announced when the registry was last read."""
+        return self._known.keys()
+
 
 class EmbeddingPuller:
-    """`fingerprint`: of the embeddings that this worker can use, which are of `format`. They go to `device`."""
+    """`fingerprint`: of the embeddings that this worker can use, which are of `format`. They go to `device`.
+
+    `reader` None: they come by the stream only.
+    """
+
+    reader: EmbeddingReader | None = None
 
     def __init__(
         self,
@@ -89,57 +107,129 @@ class EmbeddingPuller:
     ) -> PulledEmbedding:
         """The embedding of the image of `header` from its source. Raises `EmbeddingLost`.
 
-        Calls `take_room` when it is encoded, before its bytes are read; what that raises ends the pull.
+        Calls `take_room` once, when it is encoded, before its bytes are read; what that raises ends the pull. Bytes
+        that NIXL does not read right are asked for by the stream.
         """
         source = header.source
         record = await self._encoders.find(WorkerId(source.worker_id), Incarnation(source.incarnation))
-        stub = self._channels.stub(EncodeStub, record.address, record.incarnation)
+        room, end = _RoomCharge(take_room), asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(end):
+                try:
+                    return await self._call(record, header, timeout_s, room, by_nixl=True)
+                except ReadFailed as error:
+                    log.warning("embedding_not_read", source=record.id, why=str(error)[:200])
+                left_s = end - asyncio.get_running_loop().time()
+                return await self._call(record, header, left_s, room, by_nixl=False)
+        except grpc.aio.AioRpcError as error:
+            raise EmbeddingLost(f"{record.id}: {error_from_rpc(error).log_text}") from None
+        except TimeoutError:
+            raise EmbeddingLost(f"{record.id} did not give the embedding in time") from None
+
+    async def _call(
+        self,
+        record: WorkerRecord,
+        header: prefill_pb2.MediaHeader,
+        timeout_s: float,
+        room: _RoomCharge,
+        *,
+        by_nixl: bool,
+    ) -> PulledEmbedding:
+        """Raises `ReadFailed` where NIXL was to read the bytes and has not."""
+        reader = self.reader
         request = encode_pb2.PullEmbeddingRequest(
             incarnation=record.incarnation,
             identity=header.identity,
             salt=header.salt,
             fingerprint=self._fingerprint,
             deadline_s=timeout_s,
+            wants_source=reader is not None and reader.wants_source(record),
+            is_linked=by_nixl and reader is not None and reader.is_linked(record),
         )
+        stub = self._channels.stub(EncodeStub, record.address, record.incarnation)
+        call = stub.PullEmbedding(request, timeout=timeout_s)
+        end = asyncio.get_running_loop().time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._read(header, stub.PullEmbedding(request, timeout=timeout_s), take_room)
-        except grpc.aio.AioRpcError as error:
-            raise EmbeddingLost(f"{record.id}: {error_from_rpc(error).log_text}") from None
-        except TimeoutError:
-            raise EmbeddingLost(f"{record.id} did not give the embedding in time") from None
-
-    async def _read(
-        self,
-        header: prefill_pb2.MediaHeader,
-        call: grpc.aio.UnaryStreamCall[encode_pb2.PullEmbeddingRequest, encode_pb2.EmbeddingPart],
-        take_room: Callable[[], None],
-    ) -> PulledEmbedding:
-        try:
-            first: encode_pb2.EmbeddingPart | None = await anext(aiter(call), None)
-            if first is None or first.WhichOneof("part") != "header":
-                raise EmbeddingLost("an embedding begins with its header")
-            found = first.header
-            num_bytes = header.num_rows * self._format.row_bytes
-            num_parts = ceil_div(num_bytes, PART_BYTES)
-            if (found.num_rows, found.num_bytes, len(found.digests)) != (header.num_rows, num_bytes, num_parts):
-                raise EmbeddingLost(f"it has {found.num_rows} rows in {found.num_bytes} bytes there")
-            if (found.grid_height, found.grid_width) != (header.grid_height, header.grid_width):
-                raise EmbeddingLost(f"its grid is {found.grid_height} by {found.grid_width} there")
-            take_room()
-            data = bytearray()
-            async for part in call:
-                data += _checked(part, found.digests, len(data), num_bytes)
+            found = self._checked_header(header, await anext(aiter(call), None))
+            if reader is not None and found.HasField("source"):
+                reader.link_soon(record, found.source, self._encoders.incarnations)
+            room.take()
+            if found.pages and request.is_linked and reader is not None:
+                data = await self._read(reader, record, header, found, end - asyncio.get_running_loop().time())
+            else:
+                data = await _receive(call, found)
         finally:
             call.cancel()
-        if len(data) != num_bytes:
-            raise EmbeddingLost("the embedding was cut short")
         try:
             embedding = await asyncio.to_thread(self._format.from_bytes, data, found.num_rows, self._device)
         except (RuntimeError, ValueError, MemoryError) as error:  # of torch, as on a device without memory
             raise EmbeddingLost(f"no tensor can be made of it: {repr(error)[:200]}") from None
         grid = MediaGrid(found.grid_height, found.grid_width) if found.grid_height else None
         return PulledEmbedding(embedding, found.num_rows, grid)
+
+    def _checked_header(
+        self, header: prefill_pb2.MediaHeader, first: encode_pb2.EmbeddingPart | None
+    ) -> encode_pb2.EmbeddingHeader:
+        """The header of an embedding of this shape. Raises `EmbeddingLost`."""
+        if first is None or first.WhichOneof("part") != "header":
+            raise EmbeddingLost("an embedding begins with its header")
+        found = first.header
+        num_bytes = header.num_rows * self._format.row_bytes
+        num_parts = ceil_div(num_bytes, PART_BYTES)
+        if (found.num_rows, found.num_bytes, len(found.digests)) != (header.num_rows, num_bytes, num_parts):
+            raise EmbeddingLost(f"it has {found.num_rows} rows in {found.num_bytes} bytes there")
+        if (found.grid_height, found.grid_width) != (header.grid_height, header.grid_width):
+            raise EmbeddingLost(f"its grid is {found.grid_height} by {found.grid_width} there")
+        return found
+
+    async def _read(
+        self,
+        reader: EmbeddingReader,
+        record: WorkerRecord,
+        header: prefill_pb2.MediaHeader,
+        found: encode_pb2.EmbeddingHeader,
+        timeout_s: float,
+    ) -> bytearray:
+        """The bytes in the pages that `found` names. Raises `ReadFailed`."""
+        tags: list[PageTag] | None = None
+        if self._channels.trust.secret is not None:  # these bytes travel in clear
+            names = page_identities(header.identity, self._fingerprint, len(found.pages))
+            if len(found.tags) != len(names):
+                raise ReadFailed("its pages have no tags")
+            tags = [PageTag(name, tag) for name, tag in zip(names, found.tags, strict=True)]
+        data = await reader.read(record, found.pages, tags, found.num_bytes, timeout_s)
+        metrics.EMBEDDING_BYTES_TOTAL.labels(reader.transport).inc(len(data))
+        if part_digests(data) != tuple(found.digests):
+            metrics.INTEGRITY_FAILURES_TOTAL.labels("embedding").inc()
+            raise ReadFailed("it differs from its digests")
+        return data
+
+
+class _RoomCharge:
+    """Takes room for a pull's bytes once, however often they are asked for."""
+
+    def __init__(self, take: Callable[[], None]) -> None:
+        self._take = take
+        self._is_taken = False
+
+    def take(self) -> None:
+        if not self._is_taken:
+            self._take()
+            self._is_taken = True
+
+
+async def _receive(
+    call: grpc.aio.UnaryStreamCall[encode_pb2.PullEmbeddingRequest, encode_pb2.EmbeddingPart],
+    found: encode_pb2.EmbeddingHeader,
+) -> bytearray:
+    """The bytes that follow a header. Raises `EmbeddingLost`."""
+    data = bytearray()
+    async for part in call:
+        data += _checked(part, found.digests, len(data), found.num_bytes)
+    if len(data) != found.num_bytes:
+        raise EmbeddingLost("the embedding was cut short")
+    metrics.EMBEDDING_BYTES_TOTAL.labels(stream.TRANSPORT).inc(len(data))
+    return data
 
 
 def _checked(part: encode_pb2.EmbeddingPart, digests: Sequence[int], at: int, num_bytes: int) -> bytes:

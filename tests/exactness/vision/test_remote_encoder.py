@@ -1,6 +1,7 @@
 """Images encoded by an encode worker, over HTTP through real processes: the tokens of the model's own `generate()`.
 
-One prefill worker has no tower, and waits for a lost encode worker; the other has one, and does not.
+Prefill workers without a tower wait for a lost encode worker; one that has a tower does not. Embeddings come over the
+stream, or from the second one on by NIXL.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from tests.exactness.vision.vision_reference import VisionReference
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 
-VISION = {"llava": "remote", "qwen2_vl": "auto"}
+VISION = {"llava": ("remote", "stream"), "qwen2_vl": ("auto", "auto"), "qwen3_vl": ("remote", "nixl")}
+"""Of the prefill worker, and the transport. Embeddings of the last have DeepStack rows."""
 YELLOW = picture("yellow")
 
 
 @pytest.fixture(scope="module", params=VISION)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory: Path = tmp_path_factory.mktemp(request.param)
-    reference = VisionReference.save(request.param, directory)
+    reference, (vision, transport) = VisionReference.save(request.param, directory), VISION[request.param]
     save_text(directory)
     with Cluster(
-        tmp_path_factory.mktemp("cluster"), str(directory),
-        flags={"page-size": 8}, prefill_flags={"token-budget": 16, "vision": VISION[request.param]},
+        tmp_path_factory.mktemp("cluster"), str(directory), transport=transport,
+        flags={"page-size": 8}, prefill_flags={"token-budget": 16, "vision": vision},
     ) as cluster:  # fmt: skip
         cluster.start("encode", "encode-0")
         wait_encoder(cluster)
@@ -51,14 +53,41 @@ def media(world: World, name: str, outcome: str) -> float:
     return world.cluster.metric(name, "baton_media_total", outcome=outcome)
 
 
+def uses_nixl(world: World) -> bool:
+    return world.cluster.transport != "stream"
+
+
+def wait_linked(world: World, num_links: int = 1) -> None:
+    """Waits until the prefill worker has made so many links to encode workers' memory, unless it makes none."""
+    log = world.cluster.processes["prefill-0"].log
+    if uses_nixl(world):
+        eventually(lambda: log.read_text().count("embedding_link_up") == num_links, 20.0, "embeddings go by NIXL")
+
+
+def embedding_paths(world: World) -> str:
+    """Which way UCX has reported for embeddings, in the log."""
+    log = world.cluster.processes["prefill-0"].log.read_text()
+    return "\n".join(line for line in log.splitlines() if "embedding_link_up" in line)
+
+
+def pulled_bytes(world: World, transport: str) -> float:
+    return world.cluster.metric("prefill-0", "baton_embedding_bytes_total", transport=transport)
+
+
 def test_an_encoder_of_its_own_gives_the_models_own_tokens(world: World) -> None:
     """One to three images, red then blue of equal size, cold and with warm caches; each is encoded once, elsewhere."""
     red, blue = (BEFORE, RED, ASKED), (BEFORE, BLUE, ASKED)
     assert world.expected(red)[1] != world.expected(blue)[1]  # else nothing here could fail
-    for parts in (red, blue, red, (RED, ASKED, BLUE, ASKED, RED, ASKED), (ASKED,)):
+    world.check(red)
+    wait_linked(world)
+    for parts in (blue, red, (RED, ASKED, BLUE, ASKED, RED, ASKED), (ASKED,)):
         world.check(parts)
     assert (media(world, "encode-0", "encoded"), media(world, "encode-0", "exported")) == (2, 2)
     assert (media(world, "prefill-0", "encoded"), media(world, "prefill-0", "pulled")) == (0, 2)
+    by_stream, by_nixl = pulled_bytes(world, "stream"), pulled_bytes(world, "nixl")
+    assert by_stream > 0
+    assert by_nixl == (by_stream if uses_nixl(world) else 0)  # the second image
+    assert ("nixl/ucx (" in embedding_paths(world)) is uses_nixl(world)
     assert world.cluster.client.get("/v1/models").json()["data"][0]["modalities"] == ["text", "image"]
 
 
@@ -79,5 +108,9 @@ def test_an_encoder_that_is_killed_while_it_encodes_changes_no_token(world: Worl
         assert asked.result(60.0)["choices"][0]["token_ids"] == own
     wait_encoder(cluster, num_lost=1)
     world.check((BEFORE, picture("white"), ASKED))
+    wait_linked(world, 2)
+    before = pulled_bytes(world, "nixl")
+    world.check((BEFORE, picture("black"), ASKED))
+    assert (pulled_bytes(world, "nixl") > before) is uses_nixl(world)
     assert media(world, "encode-0", "exported") >= 1
     eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")

@@ -10,6 +10,7 @@ POSITIONS = "baton/domain/media/positions.py"
 STORE = "baton/engine/media/store.py"
 GATE = "services/prefill/media_gate.py"
 CHILD = "baton/worker/media/decode_child.py"
+PULLER = "baton/worker/media/embedding_puller.py"
 RECEIVER = "baton/worker/media/media_receiver.py"
 
 MEDIA_BUGS = (
@@ -128,5 +129,15 @@ MEDIA_BUGS = (
         MEDIA, "each claimed call reads its images again", "services/router/takeover/call_media.py",
         "if name not in self._files:", "if True:",
         "tests/unit/router/takeover/test_call_media.py",
+    ),
+    bug(
+        MEDIA, "an embedding that NIXL read is not compared", PULLER,
+        "if part_digests(data) != tuple(found.digests):", "if False:",
+        "tests/unit/encode/test_nixl_pull.py",
+    ),
+    bug(
+        MEDIA, "pages of a late read are taken for another embedding", "baton/worker/media/embedding_reader.py",
+        "if event.outcome is not PullOutcome.LATE:", "if event.outcome is PullOutcome.LATE:",
+        "tests/unit/encode/test_nixl_pull.py",
     ),
 )  # fmt: skip

@@ -32,12 +32,14 @@ from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.rpc.media_upload import put_media
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.services.encode.commands import EncodeCommand
+from baton.services.encode.embedding_exports import EmbeddingExports
 from baton.services.encode.loop import EncodeLoop
 from baton.services.encode.scheduler import EncodeScheduler
 from baton.services.encode.server import EncodeServicer
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry
+from baton.worker.media.embedding_reader import EmbeddingReader
 from baton.worker.media.image_decoder import RgbImage
 from baton.worker.media.media_receiver import MediaReceiver, media_limits
 
@@ -130,6 +132,15 @@ class EncodeWorld:
     async def put(self, data: bytes, salt: str = "s") -> prefill_pb2.PutMediaResponse:
         return await put_media(self.encoder, header(data, salt), data, TIMEOUT_S)
 
+    def nixl_puller(self, format: EmbeddingFormat = FORMAT) -> tuple[EmbeddingPuller, EmbeddingReader]:
+        """A puller that links, and its reader, which the caller closes. Has the worker export over NIXL."""
+        if self.servicer.exports is None:
+            trust = self.channels.trust
+            self.servicer.exports = EmbeddingExports(self.record.id, self.record.incarnation, FINGERPRINT, trust)
+        puller = self.puller(format)
+        puller.reader = reader = EmbeddingReader(WorkerId("prefill-0"), Incarnation(5), self.channels.trust)
+        return puller, reader
+
     def puller(self, format: EmbeddingFormat = FORMAT, fingerprint: str = FINGERPRINT) -> EmbeddingPuller:
         encoders = EncoderRegistry(self.registry, self.channels.trust)
         return EmbeddingPuller(encoders, self.channels, format, fingerprint, torch.device("cpu"))
@@ -167,4 +178,6 @@ async def encode_world(
         tower.may_go_on.set()
         await channels.close()
         await server.stop()
+        if servicer.exports is not None:
+            servicer.exports.stop()
         assert thread.stop(TIMEOUT_S)
