@@ -26,7 +26,7 @@ class PageTable:
         self, cache: PrefixCache, page_size: int, salt: str, hold: Hold, media: Sequence[MediaSpan] = ()
     ) -> None:
         self.pages: list[PageId] = []
-        self._cache = cache
+        self.cache = cache
         self._page_size = page_size
         self._hold = hold
         self.salt = salt  # salt and media may be set until the first page is cached
@@ -48,17 +48,17 @@ class PageTable:
     @property
     def num_own_pages(self) -> int:
         """Pages that nothing else holds."""
-        return self._cache.pool.num_held_once(self.pages)
+        return self.cache.pool.num_held_once(self.pages)
 
     def set_priority(self, priority: int) -> None:
         """Sets the request's priority, for the eviction of the pages that it uses."""
         self._priority = priority
         if not self._counts_hits:
-            self._cache.raise_priority(self._keys, priority)
+            self.cache.raise_priority(self._keys, priority)
 
     def match(self, keys: Sequence[PageKey]) -> int:
         """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens."""
-        self.pages = self._cache.match(keys, self._hold)
+        self.pages = self.cache.match(keys, self._hold)
         self._keys = list(keys[: len(self.pages)])
         self._counts_hits = bool(self._keys)
         return self.num_slots
@@ -94,13 +94,13 @@ class PageTable:
 
     def extend(self, num_tokens: int) -> bool:
         """Allocates pages to cover `num_tokens` slots. False, without a change, if there are not enough."""
-        pages = self._cache.allocate(self.num_missing(num_tokens), self._hold)
+        pages = self.cache.allocate(self.num_missing(num_tokens), self._hold)
         if pages is None:
             return False
         self.pages += pages
         if self._counts_hits:  # now, not at the match: a request without room matches again every turn
-            self._cache.count_hits(self._keys)
-            self._cache.raise_priority(self._keys, self._priority)
+            self.cache.count_hits(self._keys)
+            self.cache.raise_priority(self._keys, self._priority)
             self._counts_hits = False
         return True
 
@@ -108,7 +108,7 @@ class PageTable:
         """Frees pages beyond those that cover `num_tokens` slots: extended for drafts that were rejected."""
         first = ceil_div(num_tokens, self._page_size)
         if first < len(self.pages):
-            self._cache.pool.drop(self.pages[first:], self._hold)
+            self.cache.pool.drop(self.pages[first:], self._hold)
             del self.pages[first:]
 
     def cache_full_pages(self, tokens: Sequence[int], num_filled: int) -> None:
@@ -130,26 +130,26 @@ class PageTable:
             key = next_key(key, tokens[start:end], page_extras(start, end, self.media))
             keys.append(key)
         new = tokens[num_cached * self._page_size : num_full * self._page_size]
-        used = self._cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)
+        used = self.cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)
         self.pages[num_cached : num_cached + len(used)] = used
         self._keys += keys[: len(used)]
-        self._cache.raise_priority(keys[: len(used)], self._priority)
+        self.cache.raise_priority(keys[: len(used)], self._priority)
 
     def digests(self, num_pages: int) -> list[int]:
         """Digests of the first `num_pages` pages: the kept ones, and new ones of pages that are not full yet.
 
         Empty if digests are off.
         """
-        return self._cache.digests(self.pages[:num_pages])
+        return self.cache.digests(self.pages[:num_pages])
 
     def settle(self, digests: Sequence[int]) -> None:
         """Settles the first pages, which are not cached and get their full bytes from a copy with `digests`."""
         for page, digest in zip(self.pages, digests, strict=False):
-            self._cache.pool.digests.set(page, digest)
+            self.cache.pool.digests.set(page, digest)
 
     def holds_condemned(self) -> bool:
         """True if any page is condemned, cached or not."""
-        return any(map(self._cache.pool.digests.is_condemned, self.pages))
+        return any(map(self.cache.pool.digests.is_condemned, self.pages))
 
     @property
     def is_tainted(self) -> bool:
@@ -157,15 +157,15 @@ class PageTable:
 
         Quarantine takes a page's descendants along, so the last cached page tells.
         """
-        return bool(self._keys) and self._cache.pool.digests.is_condemned(self.pages[len(self._keys) - 1])
+        return bool(self._keys) and self.cache.pool.digests.is_condemned(self.pages[len(self._keys) - 1])
 
     def change_hold(self, hold: Hold) -> None:
         """Changes the hold of all pages without a gap."""
-        self._cache.pool.move(self.pages, self._hold, hold)
+        self.cache.pool.move(self.pages, self._hold, hold)
         self._hold = hold
 
     def release(self) -> None:
         """Drops the hold of all pages and empties the table. Cached pages stay in the cache."""
-        self._cache.touch(self._keys)
-        self._cache.pool.drop(self.pages, self._hold)
+        self.cache.touch(self._keys)
+        self.cache.pool.drop(self.pages, self._hold)
         self.pages, self._keys = [], []

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.telemetry.fast_histogram import FastHistogram
-
-REGISTRY = CollectorRegistry()
-ProcessCollector(registry=REGISTRY)
-PlatformCollector(registry=REGISTRY)
-
-_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 5.0)
-_LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
-_COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+from baton.telemetry.registry import COUNT_BUCKETS, LATENCY_BUCKETS_S, LENGTH_BUCKETS, STEP_BUCKETS_S
+from baton.telemetry.registry import REGISTRY as REGISTRY
 
 # --- requests (router) ---
 REQUESTS_IN_STATE = Gauge("baton_requests_in_state", "Requests by current state.", ["state"], registry=REGISTRY)
@@ -67,7 +60,7 @@ HUNG_UP_CLIENTS_TOTAL = Counter(
 )
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
 HTTP_REQUEST_SECONDS = Histogram(
-    "baton_http_request_seconds", "To the last byte sent.", ["route"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY
+    "baton_http_request_seconds", "To the last byte sent.", ["route"], buckets=LATENCY_BUCKETS_S, registry=REGISTRY
 )
 UNKNOWN_FIELDS_TOTAL = Counter(
     "baton_unknown_fields", "Fields of requests without a row in the table of fields.", registry=REGISTRY
@@ -87,43 +80,43 @@ REQUEST_STAGE_SECONDS = Histogram(
     "baton_request_stage_seconds",
     "Time in a stage; the stages up to `emit` add up to TTFT, all of them to E2E.",
     ["stage"],
-    buckets=_LATENCY_BUCKETS_S,
+    buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
 TTFT_SECONDS = Histogram(
     "baton_ttft_seconds",
     "Arrival to first token sent.",
     ["path"],
-    buckets=_LATENCY_BUCKETS_S,
+    buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
 ITL_SECONDS = FastHistogram(
     "baton_itl_seconds",
     "Time between two consecutive tokens.",
     ["path"],
-    buckets=_LATENCY_BUCKETS_S,
+    buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
 FIRST_ITL_SECONDS = Histogram(
     "baton_first_itl_seconds",
     "First to second token: the gap in which the transfer's tail shows.",
     ["path"],
-    buckets=_LATENCY_BUCKETS_S,
+    buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
 TPOT_SECONDS = Histogram(
     "baton_tpot_seconds",
     "Mean time of a sequence's tokens after the first.",
-    buckets=_LATENCY_BUCKETS_S,
+    buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
 PROMPT_LENGTH_TOKENS = Histogram(
-    "baton_prompt_length_tokens", "Prompt tokens of a request.", buckets=_LENGTH_BUCKETS, registry=REGISTRY
+    "baton_prompt_length_tokens", "Prompt tokens of a request.", buckets=LENGTH_BUCKETS, registry=REGISTRY
 )
 OUTPUT_LENGTH_TOKENS = Histogram(
-    "baton_output_length_tokens", "Output tokens of a sequence.", buckets=_LENGTH_BUCKETS, registry=REGISTRY
+    "baton_output_length_tokens", "Output tokens of a sequence.", buckets=LENGTH_BUCKETS, registry=REGISTRY
 )
-E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY)
+E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=LATENCY_BUCKETS_S, registry=REGISTRY)
 
 # --- tenants (router, from `series.tenant_series` only) ---
 TENANT_REQUESTS_TOTAL = Counter(
@@ -142,7 +135,7 @@ TENANT_TTFT_SECONDS = Histogram(
     "baton_tenant_ttft_seconds",
     "Arrival to first token sent, by tenant.",
     ["tenant"],
-    buckets=_LATENCY_BUCKETS_S,
+    buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
 
@@ -247,18 +240,18 @@ TRANSFER_SECONDS = Histogram(
     "baton_transfer_seconds",
     "Duration of one pull.",
     ["link", "transport"],
-    buckets=_STEP_BUCKETS_S,
+    buckets=STEP_BUCKETS_S,
     registry=REGISTRY,
 )
 TRANSFER_EXPOSED_SECONDS = Histogram(
     "baton_transfer_exposed_seconds",
     "Seal to commit: transfer time that no compute hid.",
     ["link", "transport"],
-    buckets=_STEP_BUCKETS_S,
+    buckets=STEP_BUCKETS_S,
     registry=REGISTRY,
 )
 TRANSFER_DESCRIPTORS = Histogram(
-    "baton_transfer_descriptors", "Pages in one pull.", ["link", "transport"], buckets=_COUNT_BUCKETS, registry=REGISTRY
+    "baton_transfer_descriptors", "Pages in one pull.", ["link", "transport"], buckets=COUNT_BUCKETS, registry=REGISTRY
 )
 LINK_STATE = Gauge("baton_link_state", "1: the link works; 0: broken.", ["source", "destination"], registry=REGISTRY)
 LINK_BANDWIDTH_BYTES_PER_SECOND = Gauge(
@@ -310,13 +303,13 @@ STORE_UNSEALED_TOTAL = Counter(
 
 # --- engine (workers) ---
 STEP_SECONDS = Histogram(
-    "baton_step_seconds", "One step, from schedule to commit.", ["role"], buckets=_STEP_BUCKETS_S, registry=REGISTRY
+    "baton_step_seconds", "One step, from schedule to commit.", ["role"], buckets=STEP_BUCKETS_S, registry=REGISTRY
 )
 STEP_HOST_SECONDS = Histogram(
-    "baton_step_host_seconds", "A step less its forward pass.", ["role"], buckets=_STEP_BUCKETS_S, registry=REGISTRY
+    "baton_step_host_seconds", "A step less its forward pass.", ["role"], buckets=STEP_BUCKETS_S, registry=REGISTRY
 )
 STEP_TOKENS = Histogram(
-    "baton_step_tokens", "Tokens extended in a step.", ["role"], buckets=_COUNT_BUCKETS, registry=REGISTRY
+    "baton_step_tokens", "Tokens extended in a step.", ["role"], buckets=COUNT_BUCKETS, registry=REGISTRY
 )
 STEP_TIME_ERROR = Gauge(
     "baton_step_time_error",
@@ -350,6 +343,12 @@ SEND_BACKS_TOTAL = Counter(
     ["reason"],
     registry=REGISTRY,
 )
+SEND_BACKS_GIVEN_TOTAL = Counter(
+    "baton_send_backs_given", "Rows given back from whose pages here the next attempt went on.", registry=REGISTRY
+)
+OVERLAP_DROPPED_TOKENS_TOTAL = Counter(
+    "baton_overlap_dropped_tokens", "Tokens that a step ahead computed for rows that had ended.", registry=REGISTRY
+)
 
 # --- images (router, prefill, encode) ---
 MEDIA_UPLOADS_TOTAL = Counter("baton_media_uploads", "Images sent to prefill workers.", ["outcome"], registry=REGISTRY)
@@ -357,7 +356,7 @@ MEDIA_UPLOAD_BYTES_TOTAL = Counter("baton_media_upload_bytes", "Bytes of files i
 MEDIA_REFUSED_TOTAL = Counter(
     "baton_media_refused", "Image parts refused: url, file, bytes, number, role, detail.", ["reason"], registry=REGISTRY
 )
-ENCODE_SECONDS = Histogram("baton_encode_seconds", "Image encoding steps.", buckets=_STEP_BUCKETS_S, registry=REGISTRY)
+ENCODE_SECONDS = Histogram("baton_encode_seconds", "Image encoding steps.", buckets=STEP_BUCKETS_S, registry=REGISTRY)
 MEDIA_TOTAL = Counter("baton_media", "Images that came or were encoded, by outcome.", ["outcome"], registry=REGISTRY)
 MEDIA_HELD = Gauge("baton_media_held", "Images that are held, as tensors or as embeddings.", registry=REGISTRY)
 MEDIA_HELD_BYTES = Gauge("baton_media_held_bytes", "Tensors and embeddings of images that are held.", registry=REGISTRY)
@@ -377,7 +376,7 @@ SESSION_EVENTS_TOTAL = Counter(
 SESSION_UNACKED_BYTES = Gauge("baton_session_unacked_bytes", "Bytes of frames without an ack.", registry=REGISTRY)
 SESSION_WAITING_BYTES = Gauge("baton_session_waiting_bytes", "Estimate: bytes not in a frame yet.", registry=REGISTRY)
 SESSION_RTT_SECONDS = Histogram(
-    "baton_session_rtt_seconds", "From a ping to its pong.", buckets=_STEP_BUCKETS_S, registry=REGISTRY
+    "baton_session_rtt_seconds", "From a ping to its pong.", buckets=STEP_BUCKETS_S, registry=REGISTRY
 )
 
 # --- process (all) ---

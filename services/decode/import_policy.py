@@ -26,6 +26,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, OutputToken
 from baton.domain.worker import WorkerBudgets
+from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.growth import GrowthReserve
@@ -203,6 +204,20 @@ class ImportPolicy:
         if self._scheduler.num_preempted:
             return -self._pool.num_pages
         return self._imports.num_reservable_pages - self._scheduler.num_rows
+
+    def limits_of_next_attempt(self, id: AttemptId, now: float) -> ExportLimits | None:
+        """Limits of an export of what a row has left that was sent back; None if `id` is no next attempt of one.
+
+        It gets all that the next step of the rows here leaves: what is not given has to be computed again elsewhere.
+        """
+        if not self._scheduler.sent_back.is_next_attempt(id, now):
+            return None
+        num_rows = self._scheduler.num_rows - self._scheduler.num_preempted
+        return ExportLimits(self._pool.num_pages, lambda: self._imports.num_reservable_pages - num_rows)
+
+    def on_given(self, id: AttemptId) -> None:
+        """Cached pages are pinned for `id`."""
+        self._scheduler.sent_back.on_given(id)
 
     def check_pages(self, now: float) -> list[DecodeEffect]:
         """Checks this turn's share of matched pages. Fails holders of a wrong one; commits those that waited."""

@@ -84,6 +84,7 @@ class DecodeLoop:
         self._result_at = 0.0  # when the last result of a step was taken
         self._deferred: list[OutwardEffect] = []
         self._num_send_backs = dict.fromkeys(SendBackReason, 0)
+        self._num_given = self._num_dropped_tokens = 0
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
         self._budgets = import_policy.budgets
         turn.publish(self._snapshot_load(), 0)
@@ -318,6 +319,11 @@ class DecodeLoop:
             metrics.SEND_BACKS_TOTAL.labels(reason.value).inc(num_new)
             if reason is SendBackReason.DAMAGED_COPY:
                 metrics.INTEGRITY_FAILURES_TOTAL.labels("host_copy").inc(num_new)
+        metrics.SEND_BACKS_GIVEN_TOTAL.inc(scheduler.sent_back.num_given - self._num_given)
+        self._num_given = scheduler.sent_back.num_given
+        if self._ahead is not None:
+            metrics.OVERLAP_DROPPED_TOKENS_TOTAL.inc(self._ahead.num_dropped_tokens - self._num_dropped_tokens)
+            self._num_dropped_tokens = self._ahead.num_dropped_tokens
         if scheduler.num_local_prompt_tokens != self._num_local_prompt_tokens:
             self._count_prompt(
                 scheduler.num_local_prompt_tokens - self._num_local_prompt_tokens,

@@ -59,8 +59,12 @@ class PageExports:
 
     def _open(self, command: OpenExport, now: float) -> list[DecodeEffect]:
         effects = self._import_policy.on_wrong_pages(self._cached.find_wrong(command.keys), now)
+        id, policy = command.id, self._import_policy
         try:
-            command.reply.send(self._cached.open(command.id, command.keys, command.first_page, now))
+            chunk = self._cached.open(id, command.keys, command.first_page, now, policy.limits_of_next_attempt(id, now))
+            if chunk.pages:
+                policy.on_given(id)
+            command.reply.send(chunk)
         except BatonError as error:
             command.reply.send(error)
         return effects

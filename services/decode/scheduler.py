@@ -10,7 +10,7 @@ A row's life here, queue by queue:
    memory and released. Last of all, rows get drafts; the step verifies them, and only accepted ones count as filled.
 3. *preempted*: the oldest row resumes first, unless `order` says otherwise, and before later imports, when its pages
    fit and one page is left for every running row. The digests of its pages move to host memory and back. If host
-   memory is full as well, or the copy was damaged there, the row fails with `SentBack` and the router retries it.
+   memory is full as well, or the copy was damaged there, the row fails with `SentBack` (see `rows.send_back`).
    Local prompts hold all their pages from the start and are never preempted.
 4. The row ends with its last token, by `abort` or by `SentBack`. Its full pages stay in the prefix cache.
 """
@@ -42,7 +42,7 @@ from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
 from baton.services.decode.rows.rules import RowRules
-from baton.services.decode.rows.send_back import SendBackReason
+from baton.services.decode.rows.send_back import SendBackReason, SentBackPages
 
 
 def _arrival_number(row: DecodeRow) -> int:
@@ -81,6 +81,7 @@ class DecodeScheduler:
         self._scheduled_at = 0.0
         self.num_preemptions = 0
         self.num_send_backs = dict.fromkeys(SendBackReason, 0)
+        self.sent_back = SentBackPages()
         self.num_local_prompt_tokens = 0
         self.num_local_cached_tokens = 0
 
@@ -119,7 +120,7 @@ class DecodeScheduler:
 
     def ids(self) -> Iterator[AttemptId]:
         """Attempts in any queue."""
-        return (row.request.id for queue in self._queues for row in queue)
+        return (row.request.id for row in itertools.chain(*self._queues))
 
     def ruined_ids(self, keys: frozenset[PageKey]) -> list[AttemptId]:
         """Attempts that hold a condemned page, and rows with KV that was computed through one of `keys`.
@@ -150,13 +151,12 @@ class DecodeScheduler:
     def abort(self, id: AttemptId) -> bool:
         """Removes a row from any queue and releases its pages. Idempotent; False if there was none."""
         for queue in self._queues:
-            for row in queue:
-                if row.request.id == id:
-                    queue.remove(row)
-                    self._release(row)
-                    self._learn_length(row)
-                    log_transition("row", id, "abort", "ended")
-                    return True
+            for row in [one for one in queue if one.request.id == id]:
+                queue.remove(row)
+                self._release(row)
+                self._learn_length(row)
+                log_transition("row", id, "abort", "ended")
+                return True
         return False
 
     def schedule(self, now: float) -> Batch | None:
@@ -220,10 +220,10 @@ class DecodeScheduler:
     def _resume(self, copies: list[HostCopy], now: float) -> None:
         while self._preempted:
             row = self._order.next_back(self._preempted, now)
-            num_missing = row.table.num_missing(len(row.tokens))
-            if self._running and num_missing + len(self._running) > self._imports.num_reservable_pages:
+            num_missing, num_free = row.table.num_missing(len(row.tokens)), self._imports.num_reservable_pages
+            if self._running and num_missing + len(self._running) + self.sent_back.num_pages(now) > num_free:
                 return
-            if num_missing > self._imports.num_reservable_pages or not row.table.extend(len(row.tokens)):
+            if num_missing > num_free or not row.table.extend(len(row.tokens)):
                 return
             self._preempted.remove(row)
             if not self._host.is_intact(row.host_slots):
@@ -246,13 +246,16 @@ class DecodeScheduler:
     def _grow(self, copies: list[HostCopy], now: float) -> None:
         for row in list(self._running):
             while len(row.tokens) > row.table.num_slots and row in self._running and not self._ensure_page(row):
-                self._preempt(self._order.victim(self._running), copies, now)
+                self._preempt(self._order.victim(self._running, self._fits_host), copies, now)
 
     def _ensure_page(self, row: DecodeRow) -> bool:
         num_missing = row.table.num_missing(len(row.tokens))
         if num_missing == 0:
             return True
         return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
+
+    def _fits_host(self, row: DecodeRow) -> bool:
+        return ceil_div(row.num_filled, self._page_size) <= self._host.num_free
 
     def _preempt(self, row: DecodeRow, copies: list[HostCopy], now: float) -> None:
         """Copies a row's filled pages to the swap space. Sends the row back if it is full."""
@@ -261,6 +264,7 @@ class DecodeScheduler:
         slots = self._host.allocate(len(pages))
         if slots is None:
             row.timer.leave(now)
+            self.sent_back.keep(row, now)
             self._send_back(row, SendBackReason.NO_MEMORY, "no page and no host memory left")
             return
         row.timer.preempt(now)

@@ -123,7 +123,7 @@ class SimDecode:
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
         self._token_budget = CONFIG.token_budget if process.name in scenario.local_prefill_workers else 0
-        self._num_preemptions = 0
+        self._num_preemptions = self._num_given = 0
         self._growth_mode, self._plan = scenario.growth, scenario.scheduling
         self._gives_pages = scenario.gives_pages
         self._has_images = scenario.images
@@ -274,6 +274,9 @@ class SimDecode:
         if self._scheduler.num_preemptions != self._num_preemptions:
             self._num_preemptions = self._scheduler.num_preemptions
             self._network.trace.note(self.process.name, "Preempted")
+        if self._scheduler.sent_back.num_given != self._num_given:
+            self._num_given = self._scheduler.sent_back.num_given
+            self._network.trace.note(self.process.name, "GivesSentBack")
         check_pages(self._cache, self._puller.pages_in_flight())
         if self._imports.num_reservable_pages < 0:
             raise Violation(

@@ -1,8 +1,13 @@
-"""Pages that decode computed come back to prefill for the next turn: exact, and nothing is computed twice."""
+"""Pages that decode computed come back to prefill: for the next turn, and for a row that is sent back.
+
+Exact, and nothing is computed twice.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,5 +87,51 @@ def test_a_second_turn_computes_only_what_is_new(tmp_path: Path, transport: str)
             "prefill-0"
         )
         assert talk.usage["prompt_tokens_details"]["cached_tokens"] == known
+        assert cluster.tokens_recomputed == 0
+        cluster.wait_pages_free(LINK_S)
+
+
+SMALL_POOL, LONG_OUTPUT = 40, 21 * PAGE_SIZE
+"""Two rows of a prompt of five pages grow to 52 pages, one of them to 26."""
+
+
+def test_a_row_that_is_sent_back_goes_on_elsewhere_from_its_pages(tmp_path: Path) -> None:
+    """Two rows with one cache key outgrow a worker without host memory, while its peer is idle."""
+    flags = {"page-size": PAGE_SIZE, "num-pages": SMALL_POOL}
+    with Cluster(
+        tmp_path,
+        num_decode=2,
+        transport="stream",
+        flags=flags,
+        prefill_flags={"page-sharing": "always", "num-pages": 4 * SMALL_POOL},
+        decode_flags={"host-pages": 0, "max-rows": 64},
+    ) as cluster:
+        cluster.wait_links(2)
+        talk = Conversations(cluster, seed=12)
+        talk.wait_for_import()
+        names = [process.name for process in cluster.workers("decode")]
+        options = {"return_token_ids": True, "ignore_eos": True, "prompt_cache_key": "same worker"}
+        cluster.complete(random_prompt(talk.rng, 5 * PAGE_SIZE), max_tokens=2, **options)
+
+        def totals() -> Counter[str]:
+            sent_back = sum(cluster.metric(name, "baton_send_backs_total") for name in names)
+            computed = cluster.metric("prefill-0", "baton_step_tokens_sum")
+            return Counter(sent_back=int(sent_back), computed=int(computed), imported=int(talk.imported))
+
+        def outgrow() -> Counter[str]:
+            """Answers two prompts at once; counts tokens beside those of the prompts."""
+            prompts, before = [random_prompt(talk.rng, 5 * PAGE_SIZE) for _ in range(2)], totals()
+            with ThreadPoolExecutor(2) as clients:
+                tasks = [clients.submit(cluster.complete, one, max_tokens=LONG_OUTPUT, **options) for one in prompts]
+            for prompt, task in zip(prompts, tasks, strict=True):
+                assert completion_tokens(task.result()) == talk.reference.generate(prompt, LONG_OUTPUT)
+            before["computed"] += sum(map(len, prompts))
+            return totals() - before
+
+        counted = eventually(lambda: (found := outgrow())["sent_back"] and found, LINK_S, "a row is sent back")
+        # A page that the other row's next step may need is not given, and the last one was not full.
+        assert 0 < counted["computed"] <= 3 * PAGE_SIZE * counted["sent_back"]
+        assert counted["imported"] >= 10 * PAGE_SIZE
+        assert sum(cluster.metric(name, "baton_send_backs_given_total") for name in names) >= 1
         assert cluster.tokens_recomputed == 0
         cluster.wait_pages_free(LINK_S)

@@ -55,15 +55,18 @@ class CachedExports:
         self._cache.pool.drop(pages, Hold.LIVE)
         return wrong
 
-    def open(self, id: AttemptId, keys: Sequence[PageKey], first_page: int, now: float) -> PublishedChunk:
+    def open(
+        self, id: AttemptId, keys: Sequence[PageKey], first_page: int, now: float, limits: ExportLimits | None = None
+    ) -> PublishedChunk:
         """Pins the cached pages of `keys` and announces those from `first_page` on: none if there is no room.
 
-        Raises `Superseded` for an attempt that is not newer than all seen ones of its request.
+        `limits`: of this export; None: the usual ones. Raises `Superseded` for an attempt that is not newer than all
+        seen ones of its request.
         """
         pages = self._cache.match(keys, Hold.LIVE)
         try:
             num_own = self._cache.pool.num_held_once(pages)
-            num_allowed = self._num_allowed(pages, num_own)
+            num_allowed = self._num_allowed(pages, num_own, limits or self._limits)
             chunk = self._pin(id, keys, pages[:num_allowed], first_page, now)
             if chunk.pages:
                 self._num_pinned[id] = max(0, num_own - (len(pages) - num_allowed))
@@ -97,12 +100,12 @@ class CachedExports:
         self._exports.seal(id)
         return PublishedChunk(id, first_page, given, kept, tags)
 
-    def _num_allowed(self, pages: Sequence[PageId], num_own: int) -> int:
+    def _num_allowed(self, pages: Sequence[PageId], num_own: int, limits: ExportLimits) -> int:
         """Number of leading `pages`, all held for this call, that may be pinned.
 
         The last `num_own` are held by nothing else. They come last: holds are closed towards the root.
         """
         self._num_pinned = {id: num for id, num in self._num_pinned.items() if self._exports.is_open(id)}
-        num_free = num_own + min(0, self._limits.num_free_pages())  # without those that this call holds
-        num_allowed = min(num_own, num_free, self._limits.max_pages - sum(self._num_pinned.values()))
+        num_free = num_own + min(0, limits.num_free_pages())  # without those that this call holds
+        num_allowed = min(num_own, num_free, limits.max_pages - sum(self._num_pinned.values()))
         return len(pages) - num_own + max(0, num_allowed)

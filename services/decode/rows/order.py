@@ -8,7 +8,7 @@ tokens, as long as another row can give way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -37,11 +37,17 @@ class RowOrder:
 
     by_priority: bool = False
 
-    def victim(self, running: Sequence[R]) -> R:
-        """The row that gives way; `running` is in order of arrival and not empty."""
-        if not self.by_priority:
-            return running[-1]
-        return min(running, key=lambda row: (_is_protected(row), row.level, -row.arrival_number))
+    def victim(self, running: Sequence[R], fits: Callable[[R], bool] = lambda _: True) -> R:
+        """The row that gives way; `running` is in order of arrival and not empty.
+
+        `fits`: host memory has room for the row. A row without room, which would be sent back, is spared if another
+        has room that ranks like it. The oldest row never steps in: so one always goes on.
+        """
+        worst = min(running, key=self._rank)
+        if fits(worst):
+            return worst
+        ties = [row for row in running[1:] if self._rank(row)[:2] == self._rank(worst)[:2] and fits(row)]
+        return min(ties, key=self._rank, default=worst)
 
     def next_back(self, preempted: Sequence[R], now: float) -> R:
         """The row that comes back first; `preempted` is in order of arrival and not empty."""
@@ -53,6 +59,12 @@ class RowOrder:
         """Gives a row that comes back the level that it has waited for."""
         row.level += _gained(row, now)
         row.resumed_with = row.num_output_tokens
+
+    def _rank(self, row: LeveledRow) -> tuple[bool, float, int]:
+        """The smallest gives way."""
+        if not self.by_priority:
+            return False, 0.0, -row.arrival_number
+        return _is_protected(row), row.level, -row.arrival_number
 
 
 def _gained(row: LeveledRow, now: float) -> int:

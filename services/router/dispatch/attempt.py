@@ -190,7 +190,7 @@ class Attempt:
         """Names the worker that has more of the prompt cached than prefill, if one is known."""
         reservation = self._reservation
         choice = self._workers.find_page_source(
-            self._pair, len(self._request.tokens), reservation.keys, reservation.decode_prefix_len
+            self._pair, len(self._request.tokens), reservation.keys, self._tracked.known_prefixes(reservation)
         )
         if choice is not None:
             prefill.page_source.worker_id = choice.worker.id

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, Superseded
+from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, SentBack, Superseded
 from baton.domain.ids import Incarnation
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, advance
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
@@ -67,6 +67,7 @@ class TrackedRequest:
         self._fingerprint = sequence.fingerprint
         self._emitted: list[int] = []
         self._unreached_since = math.inf
+        self._left_at: Incarnation | None = None  # the worker that has just sent the row back
         self._num_cached_tokens = sequence.num_cached_tokens
         self._wants_scores = sequence.prompt_logprobs is not None
         _NUM_IN_STATE[self.state].inc()
@@ -118,6 +119,14 @@ class TrackedRequest:
             sequence.constraint, sequence.prompt_logprobs if self._wants_scores else None, self.slot.spec.priority,
             sequence.media,
         )  # fmt: skip
+
+    def known_prefixes(self, reservation: PairReservation) -> dict[Incarnation, int]:
+        """Leading tokens of the current attempt that decode workers have cached: as one told, or left there just now.
+
+        The latter may be fewer. The worker that is asked for them knows.
+        """
+        left = {} if self._left_at is None else {self._left_at: len(self.sequence.prompt_tokens) + len(self._emitted)}
+        return {reservation.pair.decode.incarnation: reservation.decode_prefix_len} | left
 
     def on_reserved(self, reservation: PairReservation) -> None:
         """Records the workers of the attempt."""
@@ -178,8 +187,10 @@ class TrackedRequest:
         self.metadata = request_metadata(self.id, self.timer.request.context)
         self.num_failures += failure.counted
         self._advance(RequestEvent.RETRY)
+        self._left_at = None
         if self._pair is not None:
             self.avoided = failure.avoid(self.avoided, self._pair)
+            self._left_at = self._pair.decode.incarnation if isinstance(failure.error, SentBack) else None
         self.last_error = failure.error
 
     def on_superseded(self, error: Superseded) -> None:

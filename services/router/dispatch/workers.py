@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.errors import Interrupted
@@ -241,13 +241,13 @@ class WorkerSet:
         return num_pages * record.page_size
 
     def find_page_source(
-        self, pair: Pair, num_tokens: int, keys: Sequence[PageKey], decode_prefix_len: int
+        self, pair: Pair, num_tokens: int, keys: Sequence[PageKey], known: Mapping[Incarnation, int]
     ) -> PageSourceChoice | None:
         """The worker whose cached pages of a prompt the pair's prefill worker may import; see `page_source`."""
         matchable, now = keys[: max(0, num_tokens - 1) // pair.prefill.page_size], self._now()
         trusted = (one for one in self._records.values() if self._suspected_until.get(one.incarnation, now) <= now)
         workers = {record.incarnation: record for record in trusted}
-        return choose_page_source(pair, matchable, decode_prefix_len, workers, self.cache_index, now)
+        return choose_page_source(pair, matchable, known, workers, self.cache_index, now)
 
     def served(self) -> list[WorkerRecord]:
         """The workers of this router's model that are not lost."""

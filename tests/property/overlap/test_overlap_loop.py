@@ -27,6 +27,7 @@ from baton.services.decode.kv_import import Reserved
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
 from baton.services.decode.scheduler import DecodeScheduler
+from baton.telemetry.metrics import OVERLAP_DROPPED_TOKENS_TOTAL
 from tests.property.overlap.overlap_machine import WatchedPool
 from tests.tiny_workers import (
     NUM_PAGES,
@@ -186,7 +187,7 @@ def test_rows_run_ahead_and_an_extra_token_is_dropped():
     arrivals = [
         Arrival(engine_request(f"r{seed}", [0, 1, 1], stop=stop, seed=seed), 0, None, is_local=False) for seed in (0, 1)
     ]
-    ahead = LoopWorld(OverlapScheduler, 0)
+    ahead, before = LoopWorld(OverlapScheduler, 0), OVERLAP_DROPPED_TOKENS_TOTAL._value.get()
     ahead.run(arrivals)
     scheduler = ahead.world.scheduler
     assert isinstance(scheduler, OverlapScheduler)
@@ -194,6 +195,7 @@ def test_rows_run_ahead_and_an_extra_token_is_dropped():
     assert ahead.device.num_future_tokens > 0
     ends = [ahead.heard[one.request.id].finish for one in arrivals if ahead.heard[one.request.id].tokens]
     assert scheduler.num_dropped_tokens == ends.count(FinishReason.STOP)
+    assert OVERLAP_DROPPED_TOKENS_TOTAL._value.get() - before == scheduler.num_dropped_tokens
     assert FinishReason.STOP in ends
 
 

@@ -41,10 +41,18 @@ def index(**num_pages: int) -> CacheIndex:
     return index
 
 
-def named(index: CacheIndex, decode_prefix_len: int = 0, prefill: WorkerRecord = PREFILL, *away: WorkerRecord):
+def named(
+    index: CacheIndex,
+    decode_prefix_len: int = 0,
+    prefill: WorkerRecord = PREFILL,
+    *away: WorkerRecord,
+    left: dict[WorkerRecord, int] | None = None,
+):
     workers = {one.incarnation: one for one in (prefill, DECODE, OTHER)}
     workers |= {one.incarnation: one for one in away}
-    choice = choose_page_source(Pair(prefill, DECODE), KEYS, decode_prefix_len, workers, index, 0.0)
+    known = {DECODE.incarnation: decode_prefix_len}
+    known |= {worker.incarnation: num_tokens for worker, num_tokens in (left or {}).items()}
+    choice = choose_page_source(Pair(prefill, DECODE), KEYS, known, workers, index, 0.0)
     return None if choice is None else (choice.worker.id, choice.num_pages)
 
 
@@ -56,6 +64,13 @@ def test_the_worker_with_the_longest_prefix_is_named():
 def test_decode_has_told_its_prefix_with_the_reservation():
     assert named(index(prefill=2), decode_prefix_len=6 * SIZE) == ("decode-1", 6)
     assert named(index(prefill=2), decode_prefix_len=11 * SIZE) == ("decode-1", 10), "no more than prefill can match"
+
+
+def test_a_worker_that_has_sent_the_row_back_needs_no_events():
+    left = {OTHER: 10 * SIZE + 3}
+    assert named(index(prefill=2), left=left) == ("prefill-2", 10)
+    assert named(index(prefill=9), left=left) is None, "prefill has nearly all of it"
+    assert named(index(prefill=2), 0, replace(PREFILL, links=(link(DECODE),)), left=left) is None
 
 
 @pytest.mark.parametrize("own", [6, 7, 10])
