@@ -92,6 +92,12 @@ def grammar_text(source: str) -> str:
         raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
 
 
+def json_rule(schema: Json, additional_properties: bool) -> str:
+    """The schema as a rule of a Lark grammar has it behind `%json`. See `json_schema_grammar`."""
+    guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+    return json.dumps({**prepared_schema(schema, additional_properties), "x-guidance": guidance})
+
+
 def either_grammar(first: str, second: str) -> str:
     """A text of one of two grammars."""
     parts = [{**_parts(grammar)[0], "name": name} for grammar, name in ((first, "first"), (second, "second"))]

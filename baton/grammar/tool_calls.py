@@ -8,19 +8,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from llguidance import LLMatcher
 
 from baton.domain.errors import ConstraintFailed
-from baton.grammar.sources import WHITESPACE, Json, prepared_schema
+from baton.grammar.markers import NAME, sequence
+from baton.grammar.sources import Json, json_rule
 
-NAME, INDEX = "{name}", "{index}"
+
+class ArgumentsWriter(Protocol):
+    """How a format writes the arguments of a call."""
+
+    def rules(self, name: str, schema: Json, tokens: Mapping[str, int]) -> list[str]:
+        """Rules of the arguments of `schema`; the first is `name`. `tokens`: markers that are tokens, with their ids.
+
+        Raises `ConstraintFailed` for what cannot be written so.
+        """
+        ...
+
+    def check_tool(self, name: str) -> None:
+        """Raises `ConstraintFailed` if a tool of this name cannot be called."""
+        ...
+
+
+class JsonWriter:
+    """Arguments that are a JSON object."""
+
+    def rules(self, name: str, schema: Json, tokens: Mapping[str, int]) -> list[str]:
+        """See `ArgumentsWriter.rules`."""
+        return [f"{name}: %json {json_rule(schema, additional_properties=False)}"]
+
+    def check_tool(self, name: str) -> None:
+        """See `ArgumentsWriter.check_tool`."""
+
+
+JSON_ARGUMENTS = JsonWriter()
 
 
 @dataclass(frozen=True, slots=True)
 class CallMarkup:
-    """Texts around the arguments of a call, which are JSON. `head` has `{name}`, and may have `{index}`, a number.
+    """Texts around the arguments of a call. `head` has `{name}`, and may have `{index}`, a number.
 
     `begin` and `end` are around all calls, `between` is between two. `most`: calls of an answer.
     """
@@ -31,12 +60,13 @@ class CallMarkup:
     between: str = ""
     end: str = ""
     most: int | None = None
+    arguments: ArgumentsWriter = JSON_ARGUMENTS
 
     def after(self, trigger: str) -> CallMarkup:
         """What is left of it once `trigger` is written. With an empty `begin` for one call only."""
         if self.begin:
-            return CallMarkup(self.head, self.tail, self.begin.removeprefix(trigger), self.between, self.end)
-        return CallMarkup(self.head.removeprefix(trigger), self.tail)
+            return replace(self, begin=self.begin.removeprefix(trigger), most=None)
+        return CallMarkup(self.head.removeprefix(trigger), self.tail, arguments=self.arguments)
 
 
 def tool_calls_grammar(schemas: Mapping[str, Json], markup: CallMarkup, tokens: Mapping[str, int], *, most: int) -> str:
@@ -46,21 +76,32 @@ def tool_calls_grammar(schemas: Mapping[str, Json], markup: CallMarkup, tokens: 
     function takes. Raises `ConstraintFailed` for parameters that are no schema.
     """
     most = most if markup.most is None else min(most, markup.most)
-    more = f" ({_sequence(markup.between, tokens)} call){{0,{most - 1}}}" if most > 1 else ""
+    more = f" ({sequence(markup.between, tokens)} call){{0,{most - 1}}}" if most > 1 else ""
     names = " | ".join(f"tool{index}" for index in range(len(schemas)))
     rules = [
-        f"start: {_sequence(markup.begin, tokens)} call{more} {_sequence(markup.end, tokens)}",
-        f"call: ({names}) {_sequence(markup.tail, tokens)}",
+        f"start: {sequence(markup.begin, tokens)} call{more} {sequence(markup.end, tokens)}",
+        f"call: ({names}) {sequence(markup.tail, tokens)}",
     ]
     for index, (name, schema) in enumerate(schemas.items()):
         if not isinstance(schema, dict):
             raise ConstraintFailed(f"the parameters of {name} are no JSON Schema")
-        head = _sequence(markup.head.replace(NAME, name), tokens)
-        rules += [
-            f"tool{index}: {head} arguments{index}",
-            f"arguments{index}: %json {_json_of(schema, additional_properties=False)}",
-        ]
+        markup.arguments.check_tool(name)
+        head = sequence(markup.head.replace(NAME, name), tokens)
+        rules.append(f"tool{index}: {head} arguments{index}")
+        try:
+            rules += markup.arguments.rules(f"arguments{index}", schema, tokens)
+        except ConstraintFailed as error:
+            raise ConstraintFailed(f"the parameters of {name}: {error}") from None
+        except RecursionError:
+            raise ConstraintFailed(f"the parameters of {name} are nested too deeply") from None
     return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def text_grammar(head: str, openings: Sequence[str]) -> str:
+    """Any text that does not begin with one of the characters of `head`, spaces aside, and has none of `openings`."""
+    spaces, others = r" \t\r\n", re.escape(head)
+    without = "".join(f" & ~/(?s:.*){re.escape(opening)}(?s:.*)/" for opening in openings)
+    return LLMatcher.grammar_from_lark(f"start: TEXT?\nTEXT: /[{spaces}]*(?:[^{spaces}{others}](?s:.*))?/{without}")
 
 
 def structural_tag_grammar(
@@ -86,32 +127,10 @@ def structural_tag_grammar(
         if trigger not in tokens and any(token in trigger for token in tokens):
             raise ConstraintFailed(f"the trigger {trigger[:100]!r} is a token and more: make it the token")
         if trigger in tokens:
-            rules.append(f"trigger{index}: TEXT {_sequence(trigger, tokens)}")
+            rules.append(f"trigger{index}: TEXT {sequence(trigger, tokens)}")
         else:
             rules.append(f"trigger{index}[lazy]: TEXT {json.dumps(trigger)}")
-        rest = _sequence(begin.removeprefix(trigger), tokens)
-        rules.append(f"tag{index}: trigger{index} {rest} value{index} {_sequence(end, tokens)}")
-        rules.append(f"value{index}: %json {_json_of(schema, additional_properties)}")
+        rest = sequence(begin.removeprefix(trigger), tokens)
+        rules.append(f"tag{index}: trigger{index} {rest} value{index} {sequence(end, tokens)}")
+        rules.append(f"value{index}: %json {json_rule(schema, additional_properties)}")
     return LLMatcher.grammar_from_lark("\n".join((f"start: ({' | '.join(tags)})* ending", "ending: TEXT", *rules)))
-
-
-def _json_of(schema: Json, additional_properties: bool) -> str:
-    """The schema as a rule of JSON has it, with the whitespace of all JSON."""
-    guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return json.dumps({**prepared_schema(schema, additional_properties), "x-guidance": guidance})
-
-
-def _sequence(text: str, tokens: Mapping[str, int]) -> str:
-    """The text as parts of a rule: tokens by their ids, numbers, and texts."""
-    markers = sorted((*tokens, INDEX), key=len, reverse=True)
-    parts = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
-    found = (
-        f"<[{tokens[part]}]>"
-        if part in tokens
-        else "/[0-9]{1,4}/"
-        if part == INDEX
-        else json.dumps(part, ensure_ascii=False)
-        for part in parts
-        if part
-    )
-    return " ".join(found)

@@ -16,8 +16,9 @@ import openai
 import pytest
 
 from baton.grammar import sources
-from baton.grammar.tool_calls import structural_tag_grammar
+from baton.grammar.tool_calls import structural_tag_grammar, tool_calls_grammar
 from baton.services.router.text.parsers.base import ToolCall, joined_calls
+from baton.services.router.text.parsers.registry import TOOL_FORMATS
 from baton.transfer.nixl_agent import nixl_available
 from tests import grammars
 from tests.cluster import Cluster, Process, completion_tokens
@@ -43,6 +44,10 @@ LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems
 LARK = 'start: expr\nexpr: NUMBER (OP NUMBER)*\nNUMBER: /[0-9]{1,4}/\nOP: "+" | "-"'
 GBNF = 'root ::= pair ("," pair)*\npair ::= [a-d]{1,4} ":" [0-9]{1,3}'
 TAG: dict[str, Any] = {"structures": [{"begin": "<f>", "schema": LIST, "end": "</f>"}], "triggers": ["<f"]}
+CALLS = {
+    name: tool_calls_grammar({"put": {**PERSON, "required": ["name"]}}, TOOL_FORMATS[name].markup, {}, most=2)
+    for name in ("qwen3_coder", "pythonic")
+}
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
@@ -54,6 +59,10 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "lark": ({"guided_grammar": LARK}, sources.grammar_text(LARK)),
     "gbnf": ({"structured_outputs": {"grammar": GBNF}}, sources.grammar_text(GBNF)),
     "tag": ({"structured_outputs": {"structural_tag": TAG}}, structural_tag_grammar(TAG["structures"], ["<f"], {})),
+    **{
+        name: ({"structured_outputs": {"grammar": grammar}}, sources.grammar_text(grammar))
+        for name, grammar in CALLS.items()
+    },
     "choice": (
         {"guided_choice": ["first", "second one", "third"]},
         sources.choice_grammar(["first", "second one", "third"]),

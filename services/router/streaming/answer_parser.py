@@ -31,7 +31,11 @@ def answer_parser(request: ValidRequest, text: TextModel) -> AnswerParser | None
     markers: tuple[str, ...] = ()
     if tools is not None:
         parser = tools.format.parser(
-            tools.schemas, single=tools.single, calls_only=tools.calls_only, constrained=tools.constrained
+            tools.schemas,
+            single=tools.single,
+            calls_only=tools.calls_only,
+            constrained=tools.constrained,
+            strict=tools.strict,
         )
         markers = tools.format.markers
     if reasoning is not None:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from baton.domain.constraint import GrammarPhase
+from baton.services.router.text.parsers.registry import TOOL_FORMATS
 from tests.fake_dispatcher import one_token_chunks
 from tests.service.http.http_server import MODEL, events_of, router, says, tokens_of
+from tests.unit.router.text.test_tool_formats import WRITERS
+from tests.unit.router.text.text_models import marked
 
 ADD = {
     "type": "function",
@@ -59,6 +62,51 @@ async def test_without_parallel_calls_the_first_ends_the_answer():
         [choice] = (await world.chat(tools=TOOLS, parallel_tool_calls=False)).json()["choices"]
         assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add"]
         assert choice["finish_reason"] == "tool_calls"
+
+
+def strict(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "put", "parameters": parameters, "strict": True}}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "pythonic"])
+async def test_strict_calls_without_json_are_constrained(name: str):
+    """`auto`, `required` and a name; whole and streamed alike; what cannot be kept is a 400 that names it."""
+    text = marked(f"{{{{ tools }}}}{{# {' '.join(TOOL_FORMATS[name].signatures[-1])} #}}", TOOL_FORMATS[name].markers)
+    arguments = {"text": "a <b>\n", "count": 2, "tags": ["x"]}
+    tags = {"type": "array", "items": {"type": "string"}}
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}, "tags": tags}}
+    said, seen = tokens_of(WRITERS[name]([("put", arguments)]), model=text), []
+
+    def script(sequence: Any) -> Any:
+        seen.append(sequence.constraint)
+        return one_token_chunks(said)
+
+    named = {"type": "function", "function": {"name": "put"}}
+    async with router(script, text) as world:
+        for choice in ("auto", "required", named):
+            fields: dict[str, Any] = {"tools": [strict(schema)], "tool_choice": choice}
+            [whole] = (await world.chat(**fields)).json()["choices"]
+            streamed = merged(events_of((await world.chat(**fields, stream=True)).text)[:-1])
+            [call] = whole["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == arguments
+            assert [(part[0], *part[2:]) for part in streamed[1]] == [(0, "put", call["function"]["arguments"])]
+            assert (streamed[0], streamed[2]) == ("", whole["finish_reason"])
+        assert all(constraint is not None for constraint in seen)
+        refused = await world.chat(tools=[strict({**schema, "patternProperties": {"x": {}}})])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        assert '"patternProperties" at /' in refused.json()["error"]["message"]
+
+
+async def test_a_strict_call_that_no_constraint_has_held_is_text():
+    """The marker spelled as text, or the second one of a format, begins no constraint."""
+    text = marked("{{ tools }}<function=", TOOL_FORMATS["qwen3_coder"].markers[:1])
+    said = "<function=put>\n<parameter=a>\n1\n</parameter>\n</function>"
+    async with router(says(said, text), text) as world:
+        for is_strict, names in ((True, []), (False, ["put"])):
+            tool = {"type": "function", "function": {**strict({"type": "object"})["function"], "strict": is_strict}}
+            [choice] = (await world.chat(tools=[tool])).json()["choices"]
+            assert [call["function"]["name"] for call in choice["message"].get("tool_calls", [])] == names
+            assert choice["message"]["content"] == (said if is_strict else None)
 
 
 async def test_required_and_named_calls_are_constrained():

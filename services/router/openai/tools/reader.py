@@ -2,8 +2,9 @@
 
 `required` and a named tool constrain the whole output to calls. With `auto` the model decides; where the marker of a
 call is one token, what follows it is constrained: a declared name, and an object, which keeps to the schema with
-`strict`. Where the marker is text, `strict` constrains the whole output: any text, in which the marker begins a call.
-Formats without a marker keep `strict` with `required` or a name only, and those that no grammar describes never.
+`strict`. Where there is no such token, `strict` constrains the whole output: any text, in which the marker begins a
+call, or, in formats without a marker, a text that begins like no call. Formats that can do neither keep `strict` with
+`required` or a name only.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from typing import Any
 
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
+from baton.grammar.markers import NAME
 from baton.grammar.sources import either_grammar
-from baton.grammar.tool_calls import NAME, CallMarkup, structural_tag_grammar, tool_calls_grammar
+from baton.grammar.tool_calls import (
+    JSON_ARGUMENTS,
+    structural_tag_grammar,
+    text_grammar,
+    tool_calls_grammar,
+)
 from baton.services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
 from baton.services.router.openai.constraint.reader import RequestedConstraint
 from baton.services.router.openai.fields import Fields, short_repr
@@ -45,6 +52,12 @@ class RequestedTools:
     is_named: bool = False
     calls_only: bool = False
     constraint: RequestedConstraint | None = None
+
+    @property
+    def strict(self) -> frozenset[str]:
+        """The names of the tools with `strict`."""
+        functions = [tool["function"] for tool in self.definitions]
+        return frozenset(function["name"] for function in functions if function.get("strict"))
 
     @property
     def constrained(self) -> ConstrainedCalls:
@@ -141,7 +154,7 @@ def with_form(tools: RequestedTools, form: RequestedConstraint, text: TextModel)
     if tools.constraint is not None and tools.calls_only:
         return tools.constraint
     markup, tokens = tools.format.markup, text.added_tokens(tools.format.markers)
-    if markup is None or not tools.format.trigger:
+    if not tools.format.trigger:
         raise ConstraintFailed(f"cannot be combined with {form.param} for calls of the format {tools.format.name}")
     functions = [tool["function"] for tool in tools.definitions]
     schemas = {
@@ -159,9 +172,6 @@ def _constraint(
     functions = [tool["function"] for tool in called]
     tokens, markup = text.added_tokens(format.markers), format.markup
     if choice != "auto":
-        if markup is None:
-            why = f"calls of the format {format.name} cannot be constrained: tool_choice must be auto or none"
-            raise ConstraintFailed(why)
         schemas = {function["name"]: function.get("parameters") or ANY_OBJECT for function in functions}
         grammar = tool_calls_grammar(schemas, markup, tokens, most=1 if single else MAX_TOOL_CALLS)
         return Constraint((GrammarPhase(grammar),))
@@ -172,11 +182,8 @@ def _constraint(
         function["name"]: (function.get("parameters") if function.get("strict") else None) or ANY_OBJECT
         for function in functions
     }
-    if markup is None or (format.trigger not in tokens and (markup.begin or not format.trigger)):
-        needed = "cannot be kept" if markup is None else "needs tool_choice required or named"
-        raise ConstraintFailed(f"strict of {strict[0]} {needed} with this model")
     if format.trigger not in tokens:
-        return Constraint((GrammarPhase(_text_with_calls(schemas, format, markup, tokens)),))
+        return Constraint((GrammarPhase(_text_with_calls(schemas, format, tokens, strict[0], single=single)),))
     most = MAX_TOOL_CALLS if markup.begin and not single else 1
     grammar = tool_calls_grammar(schemas, markup.after(format.trigger), tokens, most=most)
     phases = (FreePhase(ends=((tokens[format.trigger],),)), GrammarPhase(grammar))
@@ -184,11 +191,20 @@ def _constraint(
 
 
 def _text_with_calls(
-    schemas: Mapping[str, Any], format: ToolFormat, markup: CallMarkup, tokens: Mapping[str, int]
+    schemas: Mapping[str, Any], format: ToolFormat, tokens: Mapping[str, int], strict: str, *, single: bool
 ) -> str:
-    """The grammar of a text in which the marker of calls begins one. Raises `ConstraintFailed`."""
-    calls = [
+    """The grammar of a text in which the marker of calls begins one, or of calls, or a text that begins like none.
+
+    Raises `ConstraintFailed`, also for formats that have neither such a marker nor such a beginning.
+    """
+    markup, syntax = format.markup, format.syntax
+    if syntax.head:
+        calls = tool_calls_grammar(schemas, markup, tokens, most=1 if single else MAX_TOOL_CALLS)
+        return either_grammar(calls, text_grammar(syntax.head, syntax.openings))
+    if not format.trigger or markup.begin or markup.arguments is not JSON_ARGUMENTS:
+        raise ConstraintFailed(f"strict of {strict} needs tool_choice required or named with this model")
+    structures = [
         {"begin": markup.head.replace(NAME, name), "schema": schema, "end": markup.tail}
         for name, schema in schemas.items()
     ]
-    return structural_tag_grammar(calls, (format.trigger,), tokens, additional_properties=False)
+    return structural_tag_grammar(structures, (format.trigger,), tokens, additional_properties=False)

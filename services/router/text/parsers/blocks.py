@@ -18,7 +18,7 @@ from baton.services.router.text.parsers.base import ParsedPiece, ToolCall, held_
 from baton.services.router.text.parsers.json_spans import SPACE
 
 MAX_CALL_CHARS = 64 * 1024
-"""Of one block; a longer one is text."""
+"""Of one block that may be no call; a longer one is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,15 @@ class BlockParser:
     def __init__(
         self,
         syntax: BlockSyntax,
-        reader: Callable[[], BlockReader],
+        reader: Callable[[bool], BlockReader],
         *,
         single: bool = False,
         calls_only: bool = False,
         constrained: ConstrainedCalls = ConstrainedCalls.NONE,
     ) -> None:
-        """`reader`: makes the reader of a block. `single`: what comes after the first call is dropped; `calls_only`:
-        text is, too, such as the beginning of a call that was cut. `constrained`: calls to show while they are written.
+        """`reader`: makes the reader of a block; True for one that a constraint keeps to its format. `single`: what
+        comes after the first call is dropped; `calls_only`: text is, too, such as the beginning of a call that was cut.
+        `constrained`: calls to show while they are written.
         """
         self._syntax = syntax
         self._new_reader = reader
@@ -181,7 +182,7 @@ class BlockParser:
         return shown, True
 
     def _begin(self, opening: str, rest: str) -> None:
-        self._opening, self._held, self._reader = opening, rest, self._new_reader()
+        self._opening, self._held, self._reader = opening, rest, self._new_reader(self._is_certain)
 
     def _drop_closings(self) -> bool:
         """Drops closing markers after a call, and whitespace before them; False if more text is needed to tell."""
@@ -224,11 +225,11 @@ class BlockParser:
         if self._reader is None:
             return None
         found = self._reader.read(self._held)
-        if found is BlockState.OPEN and len(self._held) <= MAX_CALL_CHARS:
+        if found is BlockState.OPEN and (self._is_certain or len(self._held) <= MAX_CALL_CHARS):
             return None
         self._reader = None
         in_list, self._in_list = self._in_list, False
-        if not isinstance(found, FoundCalls) or found.end > MAX_CALL_CHARS:
+        if not isinstance(found, FoundCalls) or (found.end > MAX_CALL_CHARS and not self._is_certain):
             if in_list:
                 self._held = f",{self._held[1:]}"  # its bracket was a comma
             return self._opening

@@ -52,6 +52,26 @@ class JsonScan:
         return self.end(text)
 
 
+class JsonStringScan:
+    """Tells whether a place in a JSON text is in a string. Reads each character once; a line end ends a string."""
+
+    def __init__(self) -> None:
+        self._num_read = 0
+        self._in_string = False
+        self._escaped = False
+
+    def is_open(self, text: str, begin: int, end: int) -> bool:
+        """True if `text[begin:end]` ends in a string. `begin` is always the same; `end` does not shrink."""
+        for char in text[begin + self._num_read : end]:
+            if self._in_string:
+                self._in_string = char != "\n" and (self._escaped or char != '"')
+                self._escaped = char == "\\" and not self._escaped
+            else:
+                self._in_string = char == '"'
+        self._num_read = max(self._num_read, end - begin)
+        return self._in_string
+
+
 def strict_json(text: str) -> object:
     """The value of a JSON text, without Python's NaN and Infinity. Raises `ValueError` or `RecursionError`."""
     return _decoder.decode(text)

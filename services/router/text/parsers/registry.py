@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from baton.grammar.arguments.python import PythonWriter
+from baton.grammar.arguments.tagged import TagWriter
 from baton.grammar.tool_calls import CallMarkup
 from baton.services.router.text.parsers import harmony
 from baton.services.router.text.parsers.argument_stream import ConstrainedCalls
@@ -13,7 +15,7 @@ from baton.services.router.text.parsers.base import OutputParser
 from baton.services.router.text.parsers.blocks import BlockParser, BlockReader, BlockSyntax
 from baton.services.router.text.parsers.json_calls import ListReader, NamedReader, ObjectReader
 from baton.services.router.text.parsers.reasoning import ReasoningFormat
-from baton.services.router.text.parsers.written_calls import PythonReader, Schemas, XmlReader
+from baton.services.router.text.parsers.written_calls import PythonReader, Schemas, TagReader, TagSyntax
 
 AUTO, NONE = "auto", "none"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -37,7 +39,7 @@ HARMONY = "harmony"
 class ToolFormat:
     """How a model calls tools. `signatures`: a chat template that has all texts of one of them is of this format.
 
-    `markup`: how a grammar writes calls; None: calls cannot be constrained. `trigger`: the marker after which calls are
+    `markup`: how a grammar writes calls. `trigger`: the marker after which calls are
     constrained where it is one token; "" for none. `other_markers`: those within blocks. `has_short_ids`: the template
     accepts no other ids.
     """
@@ -46,7 +48,7 @@ class ToolFormat:
     signatures: tuple[tuple[str, ...], ...]
     syntax: BlockSyntax
     reader: Callable[[Schemas], BlockReader]
-    markup: CallMarkup | None = None
+    markup: CallMarkup
     trigger: str = ""
     other_markers: tuple[str, ...] = ()
     has_short_ids: bool = False
@@ -63,11 +65,16 @@ class ToolFormat:
         single: bool = False,
         calls_only: bool = False,
         constrained: ConstrainedCalls = ConstrainedCalls.NONE,
+        strict: Collection[str] = (),
     ) -> OutputParser:
-        """A new parser of an answer that may call the tools of `schemas`. See `BlockParser`."""
+        """A new parser of an answer that may call the tools of `schemas`. See `BlockParser`.
+
+        `strict`: tools whose calls are text where no constraint has kept them to their schema.
+        """
+        loose = {name: schema for name, schema in schemas.items() if name not in strict}
         return BlockParser(
             self.syntax,
-            lambda: self.reader(schemas),
+            lambda is_certain: self.reader(schemas if is_certain else loose),
             single=single,
             calls_only=calls_only,
             constrained=constrained,
@@ -90,25 +97,16 @@ def _deepseek(schemas: Schemas) -> BlockReader:
     return NamedReader(schemas, _DEEPSEEK_HEAD)
 
 
-def _qwen3_coder(schemas: Schemas) -> BlockReader:
-    return XmlReader(
-        schemas,
-        re.compile(r"\s*(?:<function=)?(?P<name>[A-Za-z0-9_.-]+)>"),
-        re.compile(r"\s*<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL),
-        re.compile(r"</function>"),
-    )
-
-
-def _glm(schemas: Schemas) -> BlockReader:
-    return XmlReader(
-        schemas,
-        re.compile(r"\s*(?P<name>[A-Za-z0-9_.-]+)\s*(?=<arg_key>|</tool_call>)"),
-        re.compile(
-            r"\s*<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>(?=\s*(?:<arg_key>|\Z))",
-            re.DOTALL,
-        ),
-        re.compile(r"</tool_call>"),
-    )
+_QWEN3_CODER = TagSyntax(
+    re.compile(r"\s*(?:<function=)?(?P<name>[A-Za-z0-9_.-]+)>"),
+    re.compile(r"[ \t\r\n]*<parameter=(?P<key>[^>\n]+)>"),
+    "<parameter=", "</parameter>", "</function>",
+)  # fmt: skip
+_GLM = TagSyntax(
+    re.compile(r"\s*(?P<name>[A-Za-z0-9_.-]+)\s*(?=<arg_key>|</tool_call>)"),
+    re.compile(r"[ \t\r\n]*<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>"),
+    "<arg_key>", "</arg_value>", "</tool_call>",
+)  # fmt: skip
 
 
 TOOL_FORMATS = {
@@ -157,12 +155,24 @@ TOOL_FORMATS = {
             "[TOOL_CALLS]", ("[ARGS]", "[CALL_ID]"), has_short_ids=True,
         ),
         ToolFormat(
-            "glm", (("<arg_key>",),), BlockSyntax(("<tool_call>",)), _glm,
-            other_markers=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+            "glm", (("<arg_key>",),), BlockSyntax(("<tool_call>",)), lambda schemas: TagReader(schemas, _GLM),
+            CallMarkup(
+                "<tool_call>{name}{newline}", "</tool_call>", between="\n",
+                arguments=TagWriter(
+                    "<arg_key>{key}</arg_key>{newline}<arg_value>", "</arg_value>{newline}", "</arg_value>", strips=True
+                ),
+            ),
+            "<tool_call>", ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         ),
         ToolFormat(
             "qwen3_coder", (("<function=",),),
-            BlockSyntax(("<tool_call>", "<function="), ("</tool_call>",)), _qwen3_coder,
+            BlockSyntax(("<tool_call>", "<function="), ("</tool_call>",)),
+            lambda schemas: TagReader(schemas, _QWEN3_CODER),
+            CallMarkup(
+                "<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", between="\n",
+                arguments=TagWriter("<parameter={key}>\n", "\n</parameter>\n", "</parameter>"),
+            ),
+            "<tool_call>",
         ),
         ToolFormat(
             "hermes", (("<tool_call>",),), BlockSyntax(("<tool_call>",), ("</tool_call>",)), ObjectReader,
@@ -174,6 +184,7 @@ TOOL_FORMATS = {
         ToolFormat(
             "pythonic", (("<|python_start|>",), ("[func_name1(params_name1=",)),
             BlockSyntax(("<|python_start|>",), ("<|python_end|>",), head="["), PythonReader,
+            CallMarkup("{name}(", ")", "[", ", ", "]", arguments=PythonWriter()),
         ),
         ToolFormat(
             "llama3_json", (("<|python_tag|>",), ('"parameters": dictionary',)),

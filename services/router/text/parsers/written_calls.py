@@ -1,6 +1,6 @@
-"""Readers of blocks whose arguments are no JSON: XML parameters of Qwen 3 Coder and GLM, and Python of Llama.
+"""Readers of blocks whose arguments are no JSON: tags of Qwen 3 Coder and GLM, and Python of Llama.
 
-Values of XML parameters are text; the schema of the tool says which are JSON. One that is not JSON stays text.
+Values between tags are text; the schema of the tool says which are JSON. One that is not JSON stays text.
 """
 
 from __future__ import annotations
@@ -10,92 +10,123 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from baton.grammar.arguments.text_values import TextReader, tagged_value
 from baton.services.router.text.parsers.blocks import BlockState, FoundCalls
-from baton.services.router.text.parsers.json_spans import SPACE, strict_json
+from baton.services.router.text.parsers.json_spans import SPACE, JsonStringScan
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the arguments, by the name of the tool."""
 
 MAX_HEAD_CHARS = 512
-"""Of a block, up to the name."""
-
-MAX_ENDS = 16
-"""Texts in values that look like the end of a block."""
+"""Of a block, up to the name, and of tags up to a value."""
 
 MAX_NESTING = 32
 """Of Python lists and dicts."""
 
 
-class XmlReader:
-    """Named parameters between tags.
+@dataclass(frozen=True, slots=True)
+class TagSyntax:
+    """`head` matches the beginning with the name, `parameter` the tags before a value, with its `key`.
 
-    `head` matches the beginning with the name, `parameter` one parameter with `key` and `value`, `end` the end. What
-    follows a value must be the next parameter or the end, so a value may hold a closing tag.
+    `opening`: the text that every parameter begins with; `close` ends a value, `end` the call.
     """
 
-    def __init__(
-        self, schemas: Schemas, head: re.Pattern[str], parameter: re.Pattern[str], end: re.Pattern[str]
-    ) -> None:
+    head: re.Pattern[str]
+    parameter: re.Pattern[str]
+    opening: str
+    close: str
+    end: str
+
+
+class TagReader:
+    """Named parameters between tags. Reads each character once, though the text is given again.
+
+    A value may hold a closing tag: what follows a value is the next parameter or the end.
+    """
+
+    def __init__(self, schemas: Schemas, syntax: TagSyntax) -> None:
         self._schemas = schemas
-        self._head = head
-        self._parameter = parameter
-        self._end = end
-        self._from = 0
-        self._num_failed = 0
+        self._syntax = syntax
+        self._name: str | None = None
+        self._at = 0  # what is read
+        self._key: str | None = None  # of the value that has begun at `_at`
+        self._value: TextReader | None = None
+        self._from = 0  # where its closing tag is looked for
+        self._string = JsonStringScan()
+        self._found: dict[str, str] = {}
 
     def read(self, text: str) -> FoundCalls | BlockState:
         """See `BlockReader.read`."""
-        head = self._head.match(text)
-        if head is None:
+        if self._name is None and not self._read_head(text):
             return BlockState.OPEN if len(text) < MAX_HEAD_CHARS else BlockState.REJECTED
-        if head["name"] not in self._schemas:
+        if self._name not in self._schemas:
             return BlockState.REJECTED
-        while (ended := self._end.search(text, self._from)) is not None:
-            arguments = self._arguments(head["name"], text[head.end() : ended.start()])
-            if arguments is not None:
-                return FoundCalls(ended.end(), ((head["name"], arguments),))
-            self._from = ended.start() + 1
-            self._num_failed += 1
-            if self._num_failed == MAX_ENDS:
-                return BlockState.REJECTED
-        return BlockState.OPEN
+        while True:
+            if self._key is None:
+                state = self._read_tags(text)
+                if state is not None:
+                    return state
+            elif not self._read_value(text):
+                return BlockState.OPEN
 
     def begun(self, text: str) -> None:
         """See `BlockReader.begun`. What the model writes is not the JSON of the arguments."""
 
-    def _arguments(self, name: str, text: str) -> str | None:
-        """The parameters as a JSON object; None if the text is not made of them."""
-        properties = self._schemas[name].get("properties")
-        found: dict[str, object] = {}
-        at = 0
-        while (parameter := self._parameter.match(text, at)) is not None:
-            key, at = parameter["key"].strip(), parameter.end()
-            value = parameter["value"].removeprefix("\n").removesuffix("\n")
-            found[key] = _typed(value, properties.get(key) if isinstance(properties, dict) else None)
-        return None if text[at:].strip(SPACE) else json.dumps(found, ensure_ascii=False)
+    def _read_head(self, text: str) -> bool:
+        head = self._syntax.head.match(text, 0, MAX_HEAD_CHARS)
+        if head is not None:
+            self._name, self._at = head["name"], head.end()
+        return head is not None
+
+    def _read_tags(self, text: str) -> FoundCalls | BlockState | None:
+        """The call if it ends here; None if a value begins here."""
+        syntax, rest = self._syntax, text[self._at : self._at + MAX_HEAD_CHARS].lstrip(SPACE)
+        if rest.startswith(syntax.end):
+            after = text.index(syntax.end, self._at) + len(syntax.end)
+            arguments = ", ".join(f"{_json(key)}: {value}" for key, value in self._found.items())
+            return FoundCalls(after, ((str(self._name), f"{{{arguments}}}"),))
+        opened = syntax.parameter.match(text, self._at, self._at + MAX_HEAD_CHARS)
+        if opened is None:
+            is_over = len(text) - self._at >= MAX_HEAD_CHARS or not _may_begin(rest, syntax)
+            return BlockState.REJECTED if is_over else BlockState.OPEN
+        self._key, self._at, self._from = opened["key"].strip(), opened.end(), opened.end()
+        schema = self._schemas[str(self._name)]
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        own = properties.get(self._key, others) if isinstance(properties, dict) else others
+        self._value, self._string = tagged_value(own, schema), JsonStringScan()
+        return None
+
+    def _read_value(self, text: str) -> bool:
+        """False if the end of the value is not there."""
+        syntax = self._syntax
+        if self._value is None or self._key is None:
+            raise ValueError("no value has begun")
+        while (closed := text.find(syntax.close, self._from)) >= 0:
+            after = closed + len(syntax.close)
+            rest = text[after : after + MAX_HEAD_CHARS].lstrip(SPACE)
+            value = text[self._at : closed].removeprefix("\n").removesuffix("\n")
+            may_be_inside = self._value.is_json(value) and self._string.is_open(text, self._at, closed)
+            if not may_be_inside and rest.startswith((syntax.opening, syntax.end)):
+                self._found[self._key], self._key, self._at = self._value.read(value), None, after
+                return True
+            if not may_be_inside and _may_begin(rest, syntax) and len(text) - after < MAX_HEAD_CHARS:
+                self._from = closed
+                return False
+            self._from = closed + 1
+        self._from = max(self._from, len(text) - len(syntax.close) + 1)
+        return False
 
 
-def _typed(value: str, schema: object) -> object:
-    """The value as its schema wants it: text, or JSON if the text is JSON."""
-    if not isinstance(schema, dict) or "string" in _types(schema):
-        return value
-    try:
-        return strict_json(value)
-    except (ValueError, RecursionError):
-        return {"true": True, "false": False, "none": None}.get(value.strip().lower(), value)
+def _may_begin(rest: str, syntax: TagSyntax) -> bool:
+    """True if what follows, without spaces, is the beginning of a parameter or of the end, as far as it goes."""
+    return any(tag.startswith(rest[: len(tag)]) for tag in (syntax.opening, syntax.end))
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema names; those of an enum, too. A schema that names none allows text."""
-    given = schema.get("type")
-    named = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
-    for part in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-        named |= _types(part) if isinstance(part, dict) else set()
-    if not named and isinstance(schema.get("enum"), list):
-        named = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
-    return named or {"string"}
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 class PythonReader:

@@ -27,7 +27,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "add": {"properties": {"a": {"type": "integer"}, "b": {"anyOf": [{"type": "array"}, {"type": "null"}]}}},
     "say": {"properties": {"text": {"type": "string"}, "on": {"type": "boolean"}, "mode": {"enum": ["x", 1]}}},
     "now": {},
+    "put": {
+        "properties": {"to": {"$ref": "#/$defs/place"}, "at": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "$defs": {"place": {"type": ["object", "array"]}},
+    },
 }
+INFINITE = float("inf")
+"""How Python reads a number that JSON allows and no float holds."""
+LIST_OF_TAGS = {"to": ["</parameter></function>"]}
 Arguments = dict[str, Any]
 TEXT = st.text(alphabet="ab<>/|{}[]\"'\\`;=:,(é\n ", max_size=12)
 CALLS: st.SearchStrategy[tuple[str, Arguments]] = st.one_of(
@@ -196,7 +203,12 @@ def test_a_list_is_a_call_as_a_whole_or_not_at_all() -> None:
         ("qwen3_coder", "<tool_call><function=add><parameter=a>x</parameter></function></tool_call>", {"a": "x"}),
         ("qwen3_coder", "<function=say><parameter=on>True</parameter></function>", {"on": True}),
         ("qwen3_coder", "<function=say><parameter=text></function></parameter></function>", {"text": "</function>"}),
-        ("qwen3_coder", "<function=say><parameter=mode>1</parameter></function>", {"mode": "1"}),
+        ("qwen3_coder", "<function=say><parameter=mode>1</parameter></function>", {"mode": 1}),
+        ("qwen3_coder", "<function=say><parameter=mode>y</parameter></function>", {"mode": "y"}),
+        ("qwen3_coder", "<function=put><parameter=at>null</parameter></function>", {"at": None}),
+        ("qwen3_coder", "<function=put><parameter=at>1</parameter></function>", {"at": "1"}),
+        ("qwen3_coder", '<function=put><parameter=to>{"x": 1e999}</parameter></function>', {"to": {"x": INFINITE}}),
+        ("qwen3_coder", '<function=put><parameter=to>["</parameter></function>"]</parameter></function>', LIST_OF_TAGS),
         ("glm", "<tool_call>now\n</tool_call>", {}),
     ],
 )
