@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.domain.worker import MediaCounts, WorkerLoad, WorkerStatus
+from baton.domain.worker import MediaCounts, PageCounts, WorkerLoad, WorkerStatus
 from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 from baton.services.router.edge.api_keys import make_entry, new_key
@@ -145,6 +145,24 @@ async def test_encode_workers_have_cards_with_what_they_report(opened: Opener):
             await own.mock.registry.withdraw(encode.id, encode.incarnation)
             await expect(card).to_have_attribute("data-status", "left")
             await expect(card).to_contain_text("left after its drain")
+
+
+async def test_a_prefill_worker_shows_its_pages_and_its_images(opened: Opener):
+    from playwright.async_api import expect
+
+    async with live_router(num_decode=1) as own:
+        page = await opened(url=own.url)
+        card = page.locator("[data-worker=prefill-0]")
+        prefill, pages = own.mock.prefills[0], PageCounts(free=60, cached=4)
+        await own.mock.change_load(prefill, pages=pages)
+        await expect(card.get_by_role("img")).to_have_count(1)  # pages; the model has no images
+        await own.mock.change_load(prefill, media=MediaCounts(9, 7, 3_200_000, 256_000_000))
+        label = "Images of prefill-0: 7 embeddings, 2 not encoded yet, 3.2 MB of 256.0 MB"
+        bar = card.get_by_role("img", name=label, exact=True)
+        assert await bar.locator("i").get_attribute("style") == "width: 1.25%;"
+        await expect(card.locator(".facts")).to_contain_text("9 images, 3.2 MB")
+        await expect(card.get_by_role("img")).to_have_count(2)
+        assert await axe_violations(page) == []
 
 
 async def test_a_key_opens_the_page_for_its_own_requests(opened: Opener, tmp_path: Path):

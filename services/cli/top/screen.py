@@ -154,6 +154,8 @@ def _worker(worker: WorkerRow, width: int) -> Text:
     hits = "-" if worker.hit_ratio is None else f"{worker.hit_ratio:.0%}"
     rows = "-" if worker.role == "encode" else str(worker.rows)
     bar = _media_bar(worker.media) if worker.role == "encode" and worker.media else _bar(worker)
+    if worker.role != "encode" and worker.media and worker.media["num_held"]:
+        bar += f", {worker.media['num_held']} images {_mib_of(worker.media)}"
     line.append(f"{rows:>5} {worker.queue:>6} {rate:>6} {hits:>4} {bar}")
     return line
 
@@ -162,8 +164,12 @@ def _media_bar(media: dict[str, int]) -> str:
     """Bytes of images that an encode worker holds, of those that it may hold."""
     used, most = media["num_bytes"], max(1, media["max_bytes"])
     cells = "#" * min(BAR_CELLS, -(-BAR_CELLS * used // most))
-    held = f"{media['num_encoded']} embeddings, {used / _MIB:.1f}/{most / _MIB:.0f} MiB"
-    return f"[{cells:.<{BAR_CELLS}}] {held}"
+    return f"[{cells:.<{BAR_CELLS}}] {media['num_encoded']} embeddings, {_mib_of(media)}"
+
+
+def _mib_of(media: dict[str, int]) -> str:
+    """Bytes of the images that a worker holds, of those that it may hold."""
+    return f"{media['num_bytes'] / _MIB:.1f}/{media['max_bytes'] / _MIB:.0f} MiB"
 
 
 def _bar(worker: WorkerRow) -> str:

@@ -57,7 +57,7 @@ function MediaBar({ worker }) {
   const { num_held: held, num_encoded: encoded, num_bytes: bytes, max_bytes: most } = worker.media;
   const waiting = held > encoded ? `, ${whole(held - encoded)} not encoded yet` : "";
   const label = `Images of ${worker.id}: ${whole(encoded)} embeddings${waiting}, ${size(bytes)} of ${size(most)}`;
-  return html`<div class="bar" role="img" aria-label=${label} title=${label}><i class="p-cached" style=${{ width: `${(100 * bytes) / most}%` }}></i></div>`;
+  return html`<div class=${worker.role === "encode" ? "bar" : "bar media"} role="img" aria-label=${label} title=${label}><i class="p-cached" style=${{ width: `${(100 * bytes) / most}%` }}></i></div>`;
 }
 
 function Chip({ request, colour, chosen, onPick, plain }) {
@@ -79,6 +79,7 @@ function Facts({ worker }) {
   if (worker.role !== "decode" && worker.queue_tokens) facts.push(`${short(worker.queue_tokens)} ${unit} wait`);
   if (worker.tok_s !== null) facts.push(`${short(worker.tok_s)} ${unit}/s`);
   if (worker.role === "encode" && worker.media) facts.push(`${whole(worker.media.num_encoded)} embeddings, ${size(worker.media.num_bytes)}`);
+  else if (worker.media && worker.media.num_held) facts.push(`${whole(worker.media.num_held)} images, ${size(worker.media.num_bytes)}`);
   if (worker.hit_ratio !== null) facts.push(`hit ${percent(worker.hit_ratio)}`);
   if (worker.step_age_ms > 1000) facts.push(`in one step for ${duration(worker.step_age_ms)}`);
   return html`<p class="facts">${facts.join(" · ")}</p>`;
@@ -89,7 +90,8 @@ function Worker({ worker, requests, demo, children }) {
   return html`<article class=${`card ${worker.status}`} data-worker=${worker.id} data-role=${worker.role} data-status=${worker.status}>
     <div class="name"><h4>${worker.id}</h4><span class=${`tag ${worker.status}`}>${worker.status}</span></div>
     <${Facts} worker=${worker} />
-    ${there && (worker.role === "encode" && worker.media ? html`<${MediaBar} worker=${worker} />` : html`<${PageBar} worker=${worker} />`)}
+    ${there && worker.role !== "encode" && html`<${PageBar} worker=${worker} />`}
+    ${there && worker.media && html`<${MediaBar} worker=${worker} />`}
     ${children}
     ${demo && there && html`<div class="acts">
       <button class="small danger" onClick=${() => act("kill", worker.id)} aria-label=${`Kill ${worker.id}`}>Kill</button>

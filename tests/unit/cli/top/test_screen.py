@@ -35,6 +35,14 @@ def test_an_encode_worker_shows_its_queue_and_embeddings():
     assert [line.split()[0] for line in lines[2:6]] == ["prefill", "encode", "decode", "decode"]
 
 
+def test_a_prefill_worker_shows_the_images_that_it_holds():
+    media = {"num_held": 9, "num_encoded": 7, "num_bytes": 96 << 20, "max_bytes": 256 << 20}
+    for held, shown in (({**media, "num_held": 0}, ""), (media, ", 9 images 96.0/256 MiB")):
+        prefill = msgspec.structs.replace(SNAPSHOT.workers[0], media=held)
+        lines = screen(msgspec.structs.replace(SNAPSHOT, workers=(prefill,)), width=120)
+        assert f" prefill prefill-0 ready        2      3   5.1k  62% [##^+---.....] 50 free{shown}" in lines
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (200, 60), (20, 8)])
 def test_a_screen_has_exactly_the_terminals_size(width, height):
     many = msgspec.structs.replace(
