@@ -16,6 +16,7 @@
     |  |- IntegrityFailure    integrity_failure    bytes did not match their digest
     |  |- Superseded          superseded           a newer attempt exists
     |  |- SentBack            sent_back            preempted and no host memory left
+    |  |- NoRoom              no_room              prefill began, and no decode worker had room
     |  |- NeedMedia            need_media           images of the prompt are not held
     |  `- ModelReplaced       model_replaced       503, no worker left with the model that began: send it again
     |- Cancelled              cancelled            the client disconnected
@@ -186,6 +187,12 @@ class SentBack(Interrupted):
     """A row was preempted and host memory was full."""
 
     code = "sent_back"
+
+
+class NoRoom(Interrupted):
+    """Prefill began a prompt before decode had reserved room for it, and no decode worker has any."""
+
+    code = "no_room"
 
 
 class NeedMedia(Interrupted):

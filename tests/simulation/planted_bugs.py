@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 from baton.domain.errors import WorkerLost
 from baton.domain.handoff import ExportEvent, ImportEvent, advance_import
@@ -220,10 +220,10 @@ class _IgnoresFingerprint(Reserver):
         metadata: Metadata = (),
         affinity: str = "",
         processor: str = "",
+        may_start: bool = False,
     ) -> PairReservation | None:
-        return await super().reserve(
-            request, avoided, deadline, metadata=metadata, affinity=affinity, processor=processor
-        )
+        options = {"metadata": metadata, "affinity": affinity, "processor": processor, "may_start": may_start}
+        return await super().reserve(request, avoided, deadline, **cast(Any, options))
 
 
 class ForgetsPinnedModel(TokenDispatcher):
@@ -231,7 +231,21 @@ class ForgetsPinnedModel(TokenDispatcher):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._reserver = _IgnoresFingerprint(self._workers, self._aborts, self._limits.reserve)
+        self._reserver = _IgnoresFingerprint(self._workers, self._aborts, self._limits.reserve, self._prefill)
+
+
+class _ForgetsWhereItBegan(Reserver):
+    def _start_if_room(self, search: Any, pair: Any, keys: Any) -> None:
+        super()._start_if_room(search, pair, keys)
+        search.query = replace(search.query, prefill=None)
+
+
+class ForgetsWhereItBegan(TokenDispatcher):
+    """Names any prefill worker to decode, though another one has begun the prompt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reserver = _ForgetsWhereItBegan(self._workers, self._aborts, self._limits.reserve, self._prefill)
 
 
 class DropsFingerprint(MemoryStore):

@@ -1,21 +1,21 @@
 """Runs one attempt of a sequence on a reserved pair and returns its tokens in order. Called by `dispatcher`.
 
-Generate and Prefill open at once, so decode follows the handoff from its first chunk. A task reads Prefill. `next`
-reads Generate:
+Generate opens with Prefill (`prefill_run`), or after it where prefill began beside the reservation. Decode gets all
+events of the handoff, from the first. A task reads Prefill. `next` reads Generate:
 
     next() --(before the seal)--> waits for Sealed and holds what Generate sends meanwhile; returns the sealed token
        `----(after the seal)----> the held events, then Generate: Imported, Tokens, Tokens, ...
 
 A sequence that ends with its first token has no Generate: prefill alone serves it. A passed deadline and a lost worker
 interrupt the current read. After the seal a lost prefill worker does not matter. Both workers get an abort, unless
-decode sent the last token. Images come to prefill before the prompt.
+decode sent the last token.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
@@ -35,7 +35,7 @@ from baton.rpc.times_codec import decode_decode_times, decode_import_times, deco
 from baton.rpc.tokens.row_codec import decode_row
 from baton.rpc.tokens.token_check import verify_check
 from baton.services.router.dispatch.aborts import Aborts
-from baton.services.router.dispatch.media.uploader import MediaUploader
+from baton.services.router.dispatch.prefill.prefill_run import PrefillSpec, StartPrefill, suspect_lost
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.scores.collector import ScoreCollector
 from baton.services.router.dispatch.sessions.session_stream import OnRow, SessionStream
@@ -44,6 +44,7 @@ from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
     AttemptFailure,
     FaultSource,
+    abort_reason,
     classify_reported,
     classify_rpc_error,
     damaged,
@@ -51,13 +52,12 @@ from baton.services.router.dispatch.worker_errors import (
     lost_worker,
 )
 from baton.services.router.dispatch.workers import WorkerSet
-from baton.services.router.generation import MediaFile, TakeChunk, TokenChunk
+from baton.services.router.generation import TakeChunk, TokenChunk
 from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
-_PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
 _GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
 _Read = decode_pb2.GenerateEvent | session_pb2.TokenRow | TokenChunk | None
 """An event of decode, by its call or in a session, or a row's chunk; None at the end of the stream."""
@@ -72,9 +72,10 @@ class Attempt:
         reservation: PairReservation,
         workers: WorkerSet,
         aborts: Aborts,
-        uploader: MediaUploader,
+        start_prefill: StartPrefill,
     ) -> None:
-        self._uploader = uploader
+        self._start_prefill = start_prefill
+        self._prefill = reservation.prefill  # None for a local prompt, and until it starts
         self._tracked = tracked
         self._reservation = reservation
         self._pair = reservation.pair
@@ -85,15 +86,11 @@ class Attempt:
         self._abort_reason: str | None = "cancelled"
         self._cause: AttemptFailure | BatonError | None = None
         self._awaits_seal = not self._pair.local
-        self._accepted = self._pair.local  # prefill has the request; decode has it since the reservation
         self._decoding = False
-        self._num_predicted = 0  # tokens that prefill has cached, by the index
         self._first: tuple[int, int] | None = None  # index and token of the seal
-        self._scores = ScoreCollector(self._request, self._pair.prefill.vocab_size)
-        self._sealed: asyncio.Future[prefill_pb2.Sealed] = asyncio.get_running_loop().create_future()
+        self._local_scores = ScoreCollector(self._request, self._pair.decode.vocab_size)
         self._held: deque[_Read] = deque()
         self._read_task: asyncio.Task[_Read] | None = None
-        self._prefill_task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], object]] = []
 
     async def __aenter__(self) -> Self:
@@ -108,28 +105,30 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, AttemptFailure):
-            self._abort_reason = error.error.code
             self._report(error)
-        elif isinstance(error, BatonError):
-            self._abort_reason = error.code
+        if isinstance(error, AttemptFailure | BatonError):
+            self._abort_reason = abort_reason(error)
         if self._abort_reason is not None:
             for worker in (self._pair.prefill,) if self._prefill_only else self._pair.workers:
                 self._aborts.send(self._request.id, worker, self._abort_reason)
         for undo in self._undo:
             undo()
-        if not self._sealed.cancel():
-            self._sealed.exception()  # asyncio warns about an exception that is never retrieved
+        if self._prefill is not None:
+            self._prefill.close()
         self._workers.on_ended(self._request.id)
-        tasks = [task for task in (self._prefill_task, self._read_task) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._read_task is not None:
+            self._read_task.cancel()
+            await asyncio.gather(self._read_task, return_exceptions=True)
+        if self._prefill is not None:
+            await self._prefill.wait_closed()
 
     def _open(self) -> None:
         loop, pair, deadline = asyncio.get_running_loop(), self._pair, self._tracked.deadline
         timeout_s = max(0.0, deadline - loop.time())
-        request, metadata = encode_request(self._request), self._tracked.metadata
-        files = self._tracked.sequence.files
+        if self._prefill is None and not pair.local:
+            self._prefill = self._start_prefill(self._prefill_spec())
+        prefill = self._prefill
+        request = encode_request(self._request) if prefill is None else prefill.encoded
         if not self._prefill_only:
             generate = decode_pb2.GenerateRequest(
                 request=request,
@@ -138,44 +137,20 @@ class Attempt:
                 prefill_incarnation=pair.prefill.incarnation,
                 deadline_s=timeout_s,
             )
-            self._generate = self._open_decode(generate, timeout_s + GRACE_S, metadata)
-            on_lost = partial(self._on_worker_lost, DECODE)
-            self._undo = [self._generate.cancel, self._workers.watch(pair.decode.incarnation, on_lost)]
-        if not pair.local:
-            prefill = prefill_pb2.PrefillRequest(
-                request=request, decode_prefix_len=self._reservation.decode_prefix_len, deadline_s=timeout_s
-            )
-            self._name_page_source(prefill)
-            self._num_predicted = self._workers.predict_cached_tokens(
-                pair.prefill, len(self._request.tokens), self._reservation.keys
-            )
-            running = self._read_prefill(self._open_prefill(prefill)) if not files else self._upload(files, prefill)
-            self._prefill_task = asyncio.create_task(running, name=f"prefill-{self._request.id}")
-            self._undo.append(self._workers.watch(pair.prefill.incarnation, partial(self._on_worker_lost, PREFILL)))
+            self._generate = self._open_decode(generate, timeout_s + GRACE_S, self._tracked.metadata)
+            watch = self._workers.watch(pair.decode.incarnation, self._on_decode_lost)
+            self._undo = [self._generate.cancel, watch]
+        if prefill is not None:
+            prefill.when_accepted(partial(self._tracked.timer.stamp, Stage.DISPATCH))
         late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
         self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
 
-    def _open_prefill(self, message: prefill_pb2.PrefillRequest) -> _PrefillCall:
-        worker, timeout_s = self._pair.prefill, message.deadline_s + GRACE_S
-        call: _PrefillCall = self._workers.prefill_stub(worker).Prefill(
-            message, timeout=timeout_s, metadata=self._tracked.metadata
-        )
-        self._undo.append(call.cancel)
-        return call
-
-    async def _upload(self, files: Sequence[MediaFile], message: prefill_pb2.PrefillRequest) -> None:
-        """Brings the images to prefill, then computes the prompt there."""
-        tracked, deadline = self._tracked, self._tracked.deadline
-        try:
-            await self._uploader.put(self._pair.prefill, files, self._request.salt, deadline, tracked.metadata)
-        except (AttemptFailure, BatonError) as error:
-            self._fail_seal(self._broken(PREFILL, error))
-            return
-        except BaseException:
-            self._fail_seal(lost_worker(PREFILL, "did not get the images"))
-            raise
-        message.deadline_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        await self._read_prefill(self._open_prefill(message))
+    def _prefill_spec(self) -> PrefillSpec:
+        tracked, reservation = self._tracked, self._reservation
+        return PrefillSpec(
+            self._pair, self._request, reservation.keys, tracked.deadline, tracked.metadata,
+            reservation.decode_prefix_len, tracked.sequence.files, tracked.known_prefixes(reservation),
+        )  # fmt: skip
 
     def _open_decode(
         self, request: decode_pb2.GenerateRequest, timeout_s: float, metadata: Metadata
@@ -185,17 +160,6 @@ class Attempt:
             return sessions.open(worker, request, metadata)
         call: _GenerateCall = self._workers.decode_stub(worker).Generate(request, timeout=timeout_s, metadata=metadata)
         return call
-
-    def _name_page_source(self, prefill: prefill_pb2.PrefillRequest) -> None:
-        """Names the worker that has more of the prompt cached than prefill, if one is known."""
-        reservation = self._reservation
-        choice = self._workers.find_page_source(
-            self._pair, len(self._request.tokens), reservation.keys, self._tracked.known_prefixes(reservation)
-        )
-        if choice is not None:
-            prefill.page_source.worker_id = choice.worker.id
-            prefill.page_source.incarnation = choice.worker.incarnation
-            prefill.page_source.num_pages = choice.num_pages
 
     async def next(self, take: TakeChunk | None = None) -> TokenChunk:
         """Returns the next tokens that `take` does not take, in a session. Raises what ends the attempt or request."""
@@ -235,8 +199,10 @@ class Attempt:
         """
         if not self._prefill_only:
             self._read_task = asyncio.create_task(self._read_decode())
-        while not self._sealed.done():
-            waiting: set[asyncio.Future[Any]] = {self._sealed}
+        assert self._prefill is not None
+        sealed = self._prefill.sealed
+        while not sealed.done():
+            waiting: set[asyncio.Future[Any]] = {sealed}
             if self._read_task is not None:
                 waiting.add(self._read_task)
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -250,46 +216,22 @@ class Attempt:
                 self._read_task = asyncio.create_task(self._read_decode())
             self._held.append(event)
         self._awaits_seal = False
-        return self._sealed.result()
+        return sealed.result()
 
     async def _read_decode(self, on_row: OnRow | None = None) -> _Read:
         stream = self._generate
         try:
             event: Any = await (stream.read(on_row) if isinstance(stream, SessionStream) else stream.read())
         except grpc.aio.AioRpcError as error:
-            raise self._broken(DECODE, classify_rpc_error(error, DECODE)) from None
+            raise self._lost_decode(classify_rpc_error(error, DECODE)) from None
         except WorkerLost as lost:
-            raise self._broken(DECODE, AttemptFailure(lost, FaultSource.DECODE)) from None
+            raise self._lost_decode(AttemptFailure(lost, FaultSource.DECODE)) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             raise self._cause or lost_worker(DECODE, "was cut off") from None
         return None if event is grpc.aio.EOF else event
-
-    async def _read_prefill(self, call: _PrefillCall) -> None:
-        """Reads Prefill to its end. Ignores what follows the seal."""
-        error: AttemptFailure | BatonError | None = None
-        try:
-            async for event in call:
-                match event.WhichOneof("event"):
-                    case "accepted":
-                        self._accepted = True
-                        self._tracked.timer.stamp(Stage.DISPATCH)
-                    case "scores" if not self._sealed.done():
-                        self._add_scores(event.scores)
-                    case "sealed" if not self._sealed.done():
-                        self._sealed.set_result(event.sealed)
-                    case "failed":
-                        error = error or classify_reported(decode_failure(event.failed), PREFILL)
-                        self._fail_seal(error)
-        except AttemptFailure as failure:
-            error = failure
-        except grpc.aio.AioRpcError as rpc_error:
-            error = self._broken(PREFILL, classify_rpc_error(rpc_error, PREFILL))
-        finally:
-            if not self._sealed.done():
-                self._sealed.set_exception(error or lost_worker(PREFILL, "ended its stream early"))
 
     def _on_sealed(self, sealed: prefill_pb2.Sealed) -> TokenChunk:
         self._tracked.timer.sealed(decode_prefill_times(sealed.times) if sealed.HasField("times") else None)
@@ -300,7 +242,8 @@ class Attempt:
             raise damaged("a seal without an end, where the first token is the last")
         scores = self._take_scores()
         self._first = token.index, token.token
-        INDEX_ERROR.observe(abs(self._num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
+        num_predicted = 0 if self._prefill is None else self._prefill.num_predicted
+        INDEX_ERROR.observe(abs(num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins
@@ -355,36 +298,30 @@ class Attempt:
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:
         """Raises `AttemptFailure` for scores that were damaged or do not fit."""
-        guarded(self._scores.add, guarded(decode_scores, message))
+        guarded(self._local_scores.add, guarded(decode_scores, message))
 
     def _take_scores(self) -> PromptScores | None:
         """The scores of the whole prompt, None if not asked for. Raises `AttemptFailure` if some are missing."""
-        return cast("PromptScores | None", guarded(self._scores.take))
+        scores = self._local_scores if self._prefill is None else self._prefill.scores
+        return cast("PromptScores | None", guarded(scores.take))
 
     def _with_scores(self, chunk: TokenChunk, scores: PromptScores) -> TokenChunk:
         self._tracked.on_scored()
         return structs.replace(chunk, prompt_scores=scores)
 
-    def _on_worker_lost(self, role: WorkerRole) -> None:
-        if role is DECODE or not self._sealed.done():
-            self._interrupt(lost_worker(role, "restarted, fell silent or is stuck"))
+    def _on_decode_lost(self) -> None:
+        self._interrupt(lost_worker(DECODE, "restarted, fell silent or is stuck"))
 
     def _interrupt(self, cause: AttemptFailure | BatonError) -> None:
         """Makes the current read raise `cause`."""
         self._cause = self._cause or cause
-        self._fail_seal(self._cause)
+        if self._prefill is not None:
+            self._prefill.fail(self._cause)
         if not self._prefill_only:
             self._generate.cancel()
 
-    def _fail_seal(self, error: AttemptFailure | BatonError) -> None:
-        if not self._sealed.done():
-            self._sealed.set_exception(error)
-
-    def _broken(self, role: WorkerRole, failure: AttemptFailure | BatonError) -> AttemptFailure | BatonError:
-        """The failure of a broken stream. Suspects a worker that cannot be reached."""
-        if isinstance(failure, AttemptFailure) and isinstance(failure.error, WorkerLost):
-            self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
-        return failure
+    def _lost_decode(self, failure: AttemptFailure | BatonError) -> AttemptFailure | BatonError:
+        return suspect_lost(self._workers, self._pair.decode, failure, self._request.id)
 
     def _decode_failure(self, failed: common_pb2.Failure) -> AttemptFailure | BatonError:
         if failed.HasField("decode"):
@@ -397,4 +334,6 @@ class Attempt:
             self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
-        failure.unreached = isinstance(failure.error, WorkerLost) and not self._accepted
+        # Prefill has the request; of a local prompt decode has it since the reservation.
+        accepted = self._pair.local or (self._prefill is not None and self._prefill.accepted)
+        failure.unreached = isinstance(failure.error, WorkerLost) and not accepted

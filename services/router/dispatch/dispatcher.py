@@ -35,6 +35,7 @@ from baton.services.router.dispatch.admission import AdmissionController
 from baton.services.router.dispatch.attempt import Attempt
 from baton.services.router.dispatch.media.budget import MediaBudget
 from baton.services.router.dispatch.media.uploader import MediaUploader
+from baton.services.router.dispatch.prefill.prefill_run import PrefillRun
 from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
 from baton.services.router.dispatch.status_log import StatusLog
@@ -95,7 +96,8 @@ class TokenDispatcher:
         self._aborts = aborts
         self._media_budget = MediaBudget(limits.max_media_bytes)
         self._uploader = MediaUploader(workers)
-        self._reserver = Reserver(workers, aborts, limits.reserve)
+        self._prefill = partial(PrefillRun, workers, self._uploader)
+        self._reserver = Reserver(workers, aborts, limits.reserve, self._prefill)
         self._records = records
         self._identity = identity
         self._limits = limits
@@ -202,7 +204,7 @@ class TokenDispatcher:
             while True:
                 try:
                     reservation = await self._reserve(tracked)
-                    async with Attempt(tracked, reservation, self._workers, self._aborts, self._uploader) as attempt:
+                    async with Attempt(tracked, reservation, self._workers, self._aborts, self._prefill) as attempt:
                         finish = None
                         while finish is None:
                             chunk = await attempt.next(offer)
@@ -293,7 +295,7 @@ class TokenDispatcher:
         try:
             reservation = await self._reserver.reserve(
                 request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata, tracked.sequence.affinity,
-                tracked.sequence.processor,
+                tracked.sequence.processor, may_start=tracked.last_error is None,
             )  # fmt: skip
         except ReserveFailure as failure:
             tracked.on_reserve_failure(failure.pair)

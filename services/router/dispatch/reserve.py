@@ -4,6 +4,10 @@
 every decode worker refused waits in a FIFO. The first `MAX_ASKING` entries try again after the workers'
 `retry_after_s`, so that a crowd that waits for pages neither overtakes itself nor floods the workers.
 
+Where decode probably has room, prefill starts beside `Reserve` instead of after it. If that decode worker is busy,
+another one that is linked to the same prefill worker takes the attempt. With none, prefill gets an abort and the
+attempt fails with `NoRoom`; the next one reserves first. No token leaves before there is a reservation.
+
 A sequence that requires a fingerprint waits outside the queue until such a worker is there. It waits for room in a
 queue of its own, so that it never holds up others. So does one with images.
 """
@@ -16,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 
-from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, Overloaded, WorkerLost
+from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, NoRoom, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.worker import NAMED_LOGPROBS, PROMPT_SCORES, TOKEN_BANS, WorkerRole
@@ -29,13 +33,18 @@ from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.cache_index.affinity import KeyAffinity
 from baton.services.router.dispatch.placement.pair import Pair
 from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery
+from baton.services.router.dispatch.prefill.early_start import EarlyStartLimit, has_room_twice
+from baton.services.router.dispatch.prefill.prefill_run import PrefillRun, PrefillSpec, StartPrefill
 from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
+    FaultSource,
+    abort_reason,
     classify_reported,
     classify_rpc_error,
     lost_worker,
 )
 from baton.services.router.dispatch.workers import WorkerSet
+from baton.telemetry.metrics import EARLY_PREFILLS_TOTAL
 
 DRAINING_RETRY_S = 1.0
 """Pause before a draining decode worker is tried again. Its announcement shows the drain by then."""
@@ -51,7 +60,7 @@ class PairReservation:
     """Room on `pair.decode` until the reservation ends; decode has the first `decode_prefix_len` tokens cached.
 
     `num_busy_replies`: of the workers tried before. `prefill_only`: the first token is the last, so that nothing was
-    reserved and decode takes no part.
+    reserved and decode takes no part. `prefill`: has begun, and is the owner's to close; None: it is to start now.
     """
 
     pair: Pair
@@ -60,6 +69,7 @@ class PairReservation:
     keys: tuple[PageKey, ...]
     num_busy_replies: int = 0
     prefill_only: bool = False
+    prefill: PrefillRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +110,26 @@ def needs_of(request: EngineRequest) -> frozenset[str]:
 class ReserveFailure(AttemptFailure):
     """`Reserve` failed on `pair`. The worker may hold a reservation nevertheless."""
 
-    def __init__(self, failure: AttemptFailure, pair: Pair) -> None:
-        super().__init__(failure.error, failure.fault_source, refusal=failure.refusal)
+    def __init__(self, failure: AttemptFailure, pair: Pair, *, counted: bool = True) -> None:
+        super().__init__(failure.error, failure.fault_source, refusal=failure.refusal, counted=counted)
         self.unreached = isinstance(failure.error, WorkerLost)
         self.pair = pair
 
 
 @dataclass(slots=True)
 class _Search:
-    """One attempt's search for a pair. `busy_until`: decode workers without room, and until when."""
+    """One attempt's search for a pair. `busy_until`: decode workers without room, and until when.
+
+    `may_start`: prefill may start before there is a reservation. `prefill`: it has, for this attempt.
+    """
 
     request: EngineRequest
     metadata: Metadata
     query: PlacementQuery
     started_at: float
+    deadline: float
+    may_start: bool = False
+    prefill: PrefillRun | None = None
     num_busy_replies: int = 0
     busy_until: dict[Incarnation, float] = field(default_factory=dict)
 
@@ -150,7 +166,12 @@ class _WaitQueue:
 class Reserver:
     """Makes reservations. Owned by one event loop."""
 
-    def __init__(self, workers: WorkerSet, aborts: Aborts, limits: ReserveLimits) -> None:
+    def __init__(
+        self, workers: WorkerSet, aborts: Aborts, limits: ReserveLimits, start_prefill: StartPrefill | None = None
+    ) -> None:
+        """`start_prefill` None: no prompt starts before its reservation."""
+        self._start_prefill = start_prefill
+        self._early_starts = EarlyStartLimit()
         self._workers = workers
         self._aborts = aborts
         self._limits = limits
@@ -168,11 +189,12 @@ class Reserver:
         metadata: Metadata = (),
         affinity: str = "",
         processor: str = "",
+        may_start: bool = False,
     ) -> PairReservation | None:
         """Reserves room on the best pair, waiting for it until `deadline` (on the loop's clock).
 
         A `fingerprint` restricts it to pairs that have it, a `processor` to those that encode images with it. Requests
-        of one `affinity` prefer the same pair. None when
+        of one `affinity` prefer the same pair. `may_start`: prefill may start before there is a reservation. None when
         no pair was there for `worker_wait_s`, no token was emitted yet, and there is no fingerprint. Raises
         `DeadlineExceeded`, `ModelReplaced`, `ReserveFailure`, or a worker's error that ends the request.
         """
@@ -182,7 +204,7 @@ class Reserver:
             last=self._affinity.find(affinity),
             processor=processor,
         )
-        search = _Search(request, metadata, query, self._clock())
+        search = _Search(request, metadata, query, self._clock(), deadline, may_start and not processor)
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -194,12 +216,17 @@ class Reserver:
                     if reservation is not None or not fingerprint:
                         return reservation
         except TimeoutError:
+            self._end_prefill(search, DeadlineExceeded.code)
             raise self._timeout_error(request, fingerprint) from None
+        except BaseException as error:
+            self._end_prefill(search, abort_reason(error))
+            raise
 
     async def _reserve_or_wait(self, search: _Search) -> PairReservation | None:
         kind = search.query.fingerprint, search.query.processor
         if kind not in self._wait_queues and (reservation := await self._try_pairs(search)) is not None:
             return reservation
+        search.may_start = False  # what is free is for those that wait
         wait_queue = self._wait_queues.setdefault(kind, _WaitQueue())
         wait_queue.num_waiting += 1
         try:
@@ -225,7 +252,9 @@ class Reserver:
 
     async def _try_pairs(self, search: _Search) -> PairReservation | None:
         """Tries one pair after another, the best first. None when all eligible ones are busy."""
+        tried = None
         while (pair := self._workers.choose(search.query_at(self._clock()))) is not None:
+            tried = pair
             reply = await self._reserve_on(pair, search)
             self._replied_at = self._clock()
             if isinstance(reply, PairReservation):
@@ -234,6 +263,9 @@ class Reserver:
             if reply.no_prompts and search.prefers_handoffs_to(pair):
                 continue
             search.busy_until[pair.decode.incarnation] = self._replied_at + max(MIN_BUSY_S, reply.retry_after_s)
+            self._check_prefill(search, pair)
+        if search.prefill is not None and tried is not None:
+            raise self._no_room(search, tried)
         return None
 
     async def _reserve_on(self, pair: Pair, search: _Search) -> PairReservation | DecodeBusy:
@@ -256,6 +288,7 @@ class Reserver:
         self._workers.on_placed(request.id, pair, search.query)
         reply = None
         try:
+            self._start_if_room(search, pair, keys)
             reply = await self._workers.decode_stub(pair.decode).Reserve(
                 message, timeout=self._limits.reserve_timeout_s, metadata=search.metadata
             )
@@ -275,9 +308,52 @@ class Reserver:
         if reply.HasField("reserved"):
             reserved = reply.reserved
             num_busy = search.num_busy_replies
-            return PairReservation(pair, reserved.reservation_id, reserved.decode_prefix_len, keys, num_busy)
+            if search.prefill is not None:
+                EARLY_PREFILLS_TOTAL.labels("reserved").inc()
+            return PairReservation(
+                pair, reserved.reservation_id, reserved.decode_prefix_len, keys, num_busy, prefill=search.prefill
+            )
         self._workers.on_ended(request.id)
         return self._read_refusal(reply, pair, request.id)
+
+    def _start_if_room(self, search: _Search, pair: Pair, keys: tuple[PageKey, ...]) -> None:
+        """Starts prefill if decode probably has room and none waits for it. Later tries are bound to its worker."""
+        if self._start_prefill is None or not search.may_start or pair.local:
+            return
+        search.may_start = False  # the view of the other workers is no newer
+        now, request = self._clock(), search.request
+        if not self._early_starts.allows(now) or not has_room_twice(pair, len(request.tokens)):
+            return
+        search.prefill = self._start_prefill(PrefillSpec(pair, request, keys, search.deadline, search.metadata))
+        search.query = replace(search.query, prefill=pair.prefill.incarnation)
+        self._early_starts.on_started(now)
+
+    def _check_prefill(self, search: _Search, pair: Pair) -> None:
+        """Raises what ended a prefill that began before its reservation."""
+        if search.prefill is None or (failure := search.prefill.failure) is None:
+            return
+        if not isinstance(failure, AttemptFailure):
+            raise failure
+        if failure.unready:
+            self._workers.suspect(pair.prefill, failure.error, search.request.id)
+        error = ReserveFailure(failure, pair, counted=failure.counted)
+        error.unreached = error.unreached and not search.prefill.accepted
+        raise error
+
+    def _no_room(self, search: _Search, pair: Pair) -> ReserveFailure:
+        """The failure of an attempt whose prefill began, and for which no decode worker has room."""
+        self._early_starts.on_without_room(self._clock())
+        self._end_prefill(search, NoRoom.code, "no_room")
+        error = NoRoom("no decode worker has room for a prompt that prefill had begun")
+        return ReserveFailure(AttemptFailure(error, FaultSource.NOTHING), pair, counted=False)
+
+    def _end_prefill(self, search: _Search, reason: str, outcome: str = "ended") -> None:
+        """Ends a prefill that has no reservation. Idempotent."""
+        prefill, search.prefill = search.prefill, None
+        if prefill is not None:
+            prefill.close()
+            self._aborts.send(search.request.id, prefill.worker, reason)
+            EARLY_PREFILLS_TOTAL.labels(outcome).inc()
 
     def _read_refusal(self, reply: decode_pb2.ReserveReply, pair: Pair, id: AttemptId) -> DecodeBusy:
         """Raises any refusal other than a lack of room."""

@@ -14,6 +14,7 @@ import grpc
 
 from baton.domain.errors import (
     BatonError,
+    Cancelled,
     ConstraintFailed,
     ContextOverflow,
     DeadlineExceeded,
@@ -139,6 +140,13 @@ def classify_upload_error(error: grpc.aio.AioRpcError) -> BatonError | AttemptFa
     if isinstance(failure, AttemptFailure):
         failure.fault_source, failure.second_hand = FaultSource.PREFILL, False
     return failure
+
+
+def abort_reason(error: BaseException | None) -> str:
+    """What workers are told when `error` ends an attempt: its code. All else is a request that was cancelled."""
+    if isinstance(error, AttemptFailure):
+        return error.error.code
+    return error.code if isinstance(error, BatonError) else Cancelled.code
 
 
 def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:

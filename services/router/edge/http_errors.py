@@ -30,6 +30,7 @@ from baton.domain.errors import (
     ModelNotFound,
     ModelReplaced,
     NeedMedia,
+    NoRoom,
     NoWorkers,
     Overloaded,
     Refused,
@@ -179,6 +180,7 @@ _MESSAGES: dict[type[BatonError], str] = {
     LeaseEnded: "a worker did not get its data in time: send the request again",
     IntegrityFailure: "data that a worker received was damaged: send the request again",
     Superseded: "the request is continued elsewhere: resume it, or send it again",
+    NoRoom: "the workers had no room for the request: send it again",
     SentBack: "the workers ran out of memory: send the request again",
     NeedMedia: "a worker has lost an image of the request: send the request again",
     ModelReplaced: "the workers that began the answer are gone, and those present have another model: "

@@ -117,6 +117,7 @@ async def test_the_error_is_raised_when_the_wait_for_workers_ends():
     decode = CutDecode("decode-9", {"prefill-0"})
     short_wait = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.2))
     async with cut_world(1, [decode], NEVER_PROBED, short_wait) as w:
+        w.prefill.script.append(ScriptedAction(Phase.SEAL, Hold()))  # no token: those that have one wait longer
         with pytest.raises(LinkBroken):
             await w.generate(sequence("first"))
         with pytest.raises(WorkerLost):

@@ -146,7 +146,7 @@ async def test_a_superseded_attempt_is_not_retried():
 async def test_a_busy_worker_is_tried_until_it_has_room():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Busy(), times=3),)]) as w:
         assert tokens(await w.generate(sequence())) == scripted(5)
-        assert [promise.id.attempt for promise in w.decode.reservations] == [1, 1, 1, 1]
+        assert [promise.id.attempt for promise in w.decode.reservations] == [1, 2, 2, 2]
 
 
 async def test_a_busy_worker_sends_the_attempt_to_another():

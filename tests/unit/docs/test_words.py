@@ -33,7 +33,7 @@ PLAIN = frozenset(
     params parser part payload phase piece plan policy position preempted prefill process profile progress protocol
     proxy pulled quantization query range read reader ready receiver recorder redis refused region registry remark
     renewed replaced replayable replied reply report reserve reserved reserver resources response result resumer
-    ring role rope rule run sample scalar scale scheduler search segment selection selector series server servicer
+    ring role room rope rule run sample scalar scale scheduler search segment selection selector series server servicer
     set settings shape sink slow span spec splitter stage status storage stream submit subscription successor
     summary superseded supervisor sync system target template tensor text thread time timeout timing tokenizer tool
     total trace transcript transfer trust type unavailable unmeasured unreadable unsupported url usage use validator

@@ -69,7 +69,7 @@ def choose_pair(
 def _can_take(pair: Pair, query: PlacementQuery) -> bool:
     if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
         return False
-    if not pair.encodes(query.processor):
+    if not pair.encodes(query.processor) or query.prefill not in (None, pair.prefill.incarnation):
         return False
     return capacity_tokens(pair) >= query.max_tokens and pair.has(query.needs)
 

@@ -37,6 +37,7 @@ class PlacementQuery:
     `fingerprint`, `grammars`: those that the workers must have; "" for any. `needs`: capabilities of both.
     `affinity`: a digest of the tenant and its `prompt_cache_key`; "" for none. `last`: the (prefill, decode) workers
     that had it last, if it is known. `processor`: digest of the image processor of a prompt with images; "" for text.
+    `prefill`: the prefill worker that has begun the prompt; None: any may.
     """
 
     num_tokens: int
@@ -50,3 +51,4 @@ class PlacementQuery:
     affinity: str = ""
     last: tuple[Incarnation, Incarnation] | None = None
     processor: str = ""
+    prefill: Incarnation | None = None

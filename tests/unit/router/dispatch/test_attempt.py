@@ -22,6 +22,7 @@ from baton.rpc.tokens.token_check import set_check
 from baton.services.router.admission.slot import Slot, SlotSpec
 from baton.services.router.dispatch.attempt import Attempt
 from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.prefill.prefill_run import PrefillRun
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
@@ -121,6 +122,7 @@ class ScriptedWorkers:
         self.suspected.append(record.role.value)
 
     def find_page_source(self, *args: object) -> None: ...
+    def add_cached_pages(self, record: object, keys: object) -> None: ...
 
     def on_imported(self, id: AttemptId, pair: Pair) -> None:
         self.imported.append(id)
@@ -130,9 +132,6 @@ class ScriptedWorkers:
 
     def on_ended(self, id: AttemptId) -> None:
         self.ended.append(id)
-
-    def add_cached_pages(self, record: object, keys: object) -> None:
-        pass
 
     def predict_cached_tokens(self, record: object, num_tokens: int, keys: object) -> int:
         return 0
@@ -169,7 +168,7 @@ async def running(num_emitted: int = 0, deadline_s: float = 60.0, sessions: Any 
     workers = ScriptedWorkers()
     workers.decode_sessions = sessions
     scripted = cast(Any, workers)
-    attempt = Attempt(tracked, reservation, scripted, scripted, scripted)
+    attempt = Attempt(tracked, reservation, scripted, scripted, lambda spec: PrefillRun(scripted, scripted, spec))
     try:
         async with attempt:
             yield Running(workers, attempt, tracked)
@@ -390,11 +389,12 @@ async def test_a_cancelled_exit_still_reports_the_end():
     assert seen[0].workers.ended == [seen[0].tracked.id]
 
 
-async def test_a_stream_that_cannot_be_opened_ends_the_attempt(monkeypatch):
+@pytest.mark.parametrize(("stub", "is_cancelled"), [("prefill_stub", False), ("decode_stub", True)])
+async def test_a_stream_that_cannot_be_opened_ends_the_attempt(monkeypatch, stub, is_cancelled):
     workers = ScriptedWorkers()
-    monkeypatch.setattr(workers, "prefill_stub", lambda record: 1 / 0)
+    monkeypatch.setattr(workers, stub, lambda record: 1 / 0)
     monkeypatch.setitem(globals(), "ScriptedWorkers", lambda: workers)
     with pytest.raises(ZeroDivisionError):
         async with running():
             pass
-    assert (workers.aborts, len(workers.ended), workers.decode.cancelled) == (["cancelled", "cancelled"], 1, True)
+    assert (workers.aborts, len(workers.ended), workers.prefill.cancelled) == (["cancelled"] * 2, 1, is_cancelled)

@@ -1,0 +1,1 @@
+"""Prefill's part of an attempt, and when it may begin before decode has reserved."""

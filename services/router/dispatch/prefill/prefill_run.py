@@ -1,0 +1,200 @@
+"""Prefill's part of one attempt: a `Prefill` call from its start to the seal. Started by `reserve` or by `attempt`.
+
+    PrefillRun(spec) --(images first)--> Prefill --> accepted --> scores ... --> sealed
+                            `--------------------------`------------`-------> a failure, in `sealed`
+
+`reserve` starts it beside `Reserve` where decode probably has room; else `attempt` does, with the reservation. Its
+task reads the call to its end. Nothing of it reaches a client before `attempt` has a reservation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from baton.domain.errors import BatonError, WorkerLost
+from baton.domain.ids import AttemptId, Incarnation, PageKey
+from baton.domain.request import EngineRequest
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.rpc.codec import decode_failure, decode_scores, encode_request
+from baton.rpc.gen import common_pb2, prefill_pb2
+from baton.rpc.request_metadata import Metadata
+from baton.services.router.dispatch.media.uploader import MediaUploader
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.scores.collector import ScoreCollector
+from baton.services.router.dispatch.worker_errors import (
+    GRACE_S,
+    AttemptFailure,
+    classify_reported,
+    classify_rpc_error,
+    guarded,
+    lost_worker,
+)
+from baton.services.router.dispatch.workers import WorkerSet
+from baton.services.router.generation import MediaFile
+
+PREFILL = WorkerRole.PREFILL
+
+_PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpec:
+    """A prompt to compute on `pair.prefill`. `keys`: of its full pages. `deadline`: on the loop's clock.
+
+    `decode_prefix_len`: leading tokens that decode has, whose pages are not announced to it; 0 before decode has told.
+    It ignores announcements of pages that it has. `files`: of the prompt's images, which go first. `known`: leading
+    tokens that workers have cached, whatever their events say.
+    """
+
+    pair: Pair
+    request: EngineRequest
+    keys: Sequence[PageKey]
+    deadline: float
+    metadata: Metadata
+    decode_prefix_len: int = 0
+    files: Sequence[MediaFile] = ()
+    known: Mapping[Incarnation, int] = field(default_factory=dict)
+
+
+StartPrefill = Callable[[PrefillSpec], "PrefillRun"]
+
+
+class PrefillRun:
+    """A prompt that prefill computes, from now on. `close` it, and send an abort unless it sealed and decode committed.
+
+    `sealed` ends with the seal, or with the failure of the attempt; it is also set by `fail`. `num_predicted`: tokens
+    that prefill probably has cached.
+    """
+
+    def __init__(self, workers: WorkerSet, uploader: MediaUploader, spec: PrefillSpec) -> None:
+        loop, worker = asyncio.get_running_loop(), spec.pair.prefill
+        self.worker = worker
+        self.encoded = encode_request(spec.request)
+        self.sealed: asyncio.Future[prefill_pb2.Sealed] = loop.create_future()
+        self.scores = ScoreCollector(spec.request, worker.vocab_size)
+        self.accepted = False
+        self._spec = spec
+        self._workers = workers
+        self._uploader = uploader
+        self._on_accepted: Callable[[], None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._undo: list[Callable[[], object]] = []
+        try:
+            message = self._message(max(0.0, spec.deadline - loop.time()))
+            self.num_predicted = workers.predict_cached_tokens(worker, len(spec.request.tokens), spec.keys)
+            running = self._read(self._open(message)) if not spec.files else self._upload(message)
+            self._task = asyncio.create_task(running, name=f"prefill-{spec.request.id}")
+            self._undo.append(workers.watch(worker.incarnation, self._on_lost))
+        except BaseException:
+            self.close()
+            raise
+
+    def when_accepted(self, call: Callable[[], None]) -> None:
+        """Calls `call` when prefill has the request, perhaps now."""
+        self._on_accepted = call
+        if self.accepted:
+            call()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it before the seal; None while it runs, and after the seal."""
+        return self.sealed.exception() if self.sealed.done() and not self.sealed.cancelled() else None
+
+    def fail(self, error: AttemptFailure | BatonError) -> None:
+        """Ends the wait for the seal. No effect after it."""
+        if not self.sealed.done():
+            self.sealed.set_exception(error)
+
+    def close(self) -> None:
+        """Ends the call, and the reading of it. Idempotent."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        if not self.sealed.cancel():
+            self.sealed.exception()  # asyncio warns about an exception that is never retrieved
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Waits until nothing runs any more, after `close`."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _message(self, timeout_s: float) -> prefill_pb2.PrefillRequest:
+        """Names the worker that has more of the prompt cached than prefill, if one is known."""
+        spec = self._spec
+        message = prefill_pb2.PrefillRequest(
+            request=self.encoded, decode_prefix_len=spec.decode_prefix_len, deadline_s=timeout_s
+        )
+        num_tokens = len(spec.request.tokens)
+        choice = self._workers.find_page_source(spec.pair, num_tokens, spec.keys, spec.known)
+        if choice is not None:
+            message.page_source.worker_id = choice.worker.id
+            message.page_source.incarnation = choice.worker.incarnation
+            message.page_source.num_pages = choice.num_pages
+        return message
+
+    def _open(self, message: prefill_pb2.PrefillRequest) -> _PrefillCall:
+        stub, timeout_s = self._workers.prefill_stub(self._spec.pair.prefill), message.deadline_s + GRACE_S
+        call: _PrefillCall = stub.Prefill(message, timeout=timeout_s, metadata=self._spec.metadata)
+        self._undo.append(call.cancel)
+        return call
+
+    async def _upload(self, message: prefill_pb2.PrefillRequest) -> None:
+        """Brings the images to prefill, then computes the prompt there."""
+        spec = self._spec
+        try:
+            await self._uploader.put(spec.pair.prefill, spec.files, spec.request.salt, spec.deadline, spec.metadata)
+        except (AttemptFailure, BatonError) as error:
+            self.fail(suspect_lost(self._workers, spec.pair.prefill, error, spec.request.id))
+            return
+        except BaseException:
+            self.fail(lost_worker(PREFILL, "did not get the images"))
+            raise
+        message.deadline_s = max(0.0, spec.deadline - asyncio.get_running_loop().time())
+        await self._read(self._open(message))
+
+    async def _read(self, call: _PrefillCall) -> None:
+        """Reads Prefill to its end. Ignores what follows the seal."""
+        error: AttemptFailure | BatonError | None = None
+        try:
+            async for event in call:
+                match event.WhichOneof("event"):
+                    case "accepted":
+                        self.accepted = True
+                        if self._on_accepted is not None:
+                            self._on_accepted()
+                    case "scores" if not self.sealed.done():
+                        self._add_scores(event.scores)
+                    case "sealed" if not self.sealed.done():
+                        self.sealed.set_result(event.sealed)
+                    case "failed":
+                        error = error or classify_reported(decode_failure(event.failed), PREFILL)
+                        self.fail(error)
+        except AttemptFailure as failure:
+            error = failure
+        except grpc.aio.AioRpcError as rpc_error:
+            worker, id = self._spec.pair.prefill, self._spec.request.id
+            error = suspect_lost(self._workers, worker, classify_rpc_error(rpc_error, PREFILL), id)
+        finally:
+            self.fail(error or lost_worker(PREFILL, "ended its stream early"))
+
+    def _add_scores(self, message: common_pb2.PromptScores) -> None:
+        """Raises `AttemptFailure` for scores that were damaged or do not fit."""
+        guarded(self.scores.add, guarded(decode_scores, message))
+
+    def _on_lost(self) -> None:
+        self.fail(lost_worker(PREFILL, "restarted, fell silent or is stuck"))
+
+
+def suspect_lost(
+    workers: WorkerSet, worker: WorkerRecord, failure: AttemptFailure | BatonError, id: AttemptId
+) -> AttemptFailure | BatonError:
+    """The failure of a broken stream. Suspects a worker that cannot be reached."""
+    if isinstance(failure, AttemptFailure) and isinstance(failure.error, WorkerLost):
+        workers.suspect(worker, failure.error, id)
+    return failure

@@ -1,0 +1,48 @@
+"""When a prompt may start before its reservation."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.worker import WorkerBudgets, WorkerLoad
+from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.prefill.early_start import OFF_S, WINDOW_S, EarlyStartLimit, has_room_twice
+from tests.unit.router.dispatch.test_placement import decode, prefill
+
+
+@pytest.mark.parametrize(
+    ("pages", "rows", "running", "fits"),
+    [(6, 8, 0, True), (5, 8, 0, False), (6, 8, 6, True), (6, 8, 7, False), (6, 1, 0, False)],
+)
+def test_there_must_be_room_for_two_such_prompts(pages, rows, running, fits):
+    load = WorkerLoad(running_rows=running, available_pages=pages, total_pages=64)
+    worker = replace(decode(0), load=load, page_size=4, budgets=WorkerBudgets(rows=rows))
+    assert has_room_twice(Pair(prefill(0), worker), 10) is fits  # 11 slots: three pages
+
+
+def test_one_start_without_room_is_allowed_a_second_one_is_not():
+    limit = EarlyStartLimit()
+    for at in (0.0, 1.0):
+        assert limit.allows(at)
+        limit.on_started(at)
+        limit.on_without_room(at)
+    assert [limit.allows(at) for at in (1.0, 1.0 + OFF_S - 0.1, 1.0 + OFF_S)] == [False, False, True]
+
+
+def test_a_fiftieth_without_room_is_allowed():
+    limit = EarlyStartLimit()
+    for number in range(1000):
+        limit.on_started(number / 200)
+    for _ in range(20):
+        limit.on_without_room(5.0)
+    assert limit.allows(5.0)
+    limit.on_without_room(5.0)
+    assert not limit.allows(5.0)
+
+
+def test_what_is_older_than_the_window_does_not_count():
+    limit = EarlyStartLimit()
+    for at in range(0, 10 * WINDOW_S, WINDOW_S):
+        limit.on_started(at)
+        limit.on_without_room(at)
+        assert limit.allows(at)
