@@ -92,7 +92,8 @@ class CallRecord:
     `seed` applies where the client gave none. `sequence_ids` are in the order of the choices. `tenant` is "" without
     API keys. `trace` is the encoded `RequestTrace` of the last end, of at most `MAX_TRACE_BYTES`.
     A `private` call is kept by `PrivateStore` only.
-    `text_digest` identifies tokenizer and chat template of the first owner's model ("": unknown).
+    `text_digest` identifies tokenizer and chat template of the first owner's model, `prompt_digest` its prompts' token
+    ids ("": unknown).
     """
 
     id: RequestId
@@ -109,6 +110,7 @@ class CallRecord:
     owner_tag: int = 0
     private: bool = False
     text_digest: str = ""
+    prompt_digest: str = ""
 
     @property
     def ballot(self) -> Ballot:

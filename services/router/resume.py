@@ -31,6 +31,7 @@ from baton.services.router.streaming.unread_buffer import UnreadBudget
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import STORE_WAIT_S, raw_request_of
 from baton.services.router.takeover.journal_reader import JournalReader
+from baton.services.router.takeover.prompt_digest import check_prompt
 from baton.services.router.takeover.status import RequestStatus, request_status
 from baton.services.router.takeover.takeover import Takeovers
 from baton.services.router.text.text_model import TextModel
@@ -83,13 +84,15 @@ class Resumer:
     async def respond(self, id: RequestId, last_event_id: str, tenant: str, endpoint: str | None = None) -> Response:
         """The rest of the response to request `id`. `endpoint`: the path that it must have been posted to.
 
-        `last_event_id` "": from the beginning. Raises as `find`, and `InvalidRequest` for an invalid cursor.
+        `last_event_id` "": from the beginning. Raises as `find`, `InvalidRequest` for an invalid cursor, and
+        `PromptReplaced`: its text is read from its prompt on.
         """
         after = Cursor.parse(last_event_id) if last_event_id else None
         record = await self.find(id, tenant)
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
         parsed = await self.parser.parse(raw_request_of(record))
+        check_prompt(parsed.request, record)
         kept = not record.private and await self._has_files(parsed.request)
         durability = self.durability() if kept else Durability.NONE
         after = _checked(after, parsed.request)

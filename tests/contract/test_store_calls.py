@@ -39,7 +39,9 @@ NOW_S = int(time.time())
 THEIR_TAG = owner_tag(THEIRS)
 BODY = b'{"prompt": "\xc3\xa9"}\xff'
 CALL = CallRecord(
-    RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", BODY, "tenant", NOW_S, 2**63 - 1, SEQUENCES
+    *(RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", BODY, "tenant", NOW_S, 2**63 - 1, SEQUENCES),
+    text_digest="text",
+    prompt_digest="prompt",
 )
 EMPTY = JournalPart((), 0, None, "")
 LEAVES = replace(RARE, owner_ttl_s=0.05)

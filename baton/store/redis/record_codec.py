@@ -33,6 +33,7 @@ class _SealedCall(msgspec.Struct, array_like=True, frozen=True):
     seed: int
     sequence_ids: tuple[str, ...]
     text_digest: str = ""
+    prompt_digest: str = ""
 
 
 class _SealedSequence(msgspec.Struct, array_like=True, frozen=True):
@@ -110,7 +111,7 @@ class RecordFormat:
         """Returns the hash fields and values of a record, alternating."""
         fixed = _SealedCall(
             *(record.endpoint, record.body, record.tenant, record.created_s, record.seed),
-            *(record.sequence_ids, record.text_digest),
+            *(record.sequence_ids, record.text_digest, record.prompt_digest),
         )
         return [
             *("id", record.id),
@@ -152,6 +153,7 @@ class RecordFormat:
                 trace=self._opened_trace(id, fields.get(b"trace", b"")),
                 owner_tag=int(fields.get(b"owner_tag", b"0")),
                 text_digest=fixed.text_digest,
+                prompt_digest=fixed.prompt_digest,
             )
         except SealError as error:
             self._unsealed.record(SealedKind.CALL, id, error.fault)

@@ -17,6 +17,7 @@ from baton.services.router.openai.request_parser import RawRequest
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestMetadata
 from baton.services.router.takeover.call_media import CallMedia
+from baton.services.router.takeover.prompt_digest import prompt_digest
 from baton.store.media.memory_media_file_store import MemoryMediaFileStore
 from baton.store.notifier import wait_for_event
 from baton.store.store import CallRecord, CallStatus, Durability, SequenceRecord
@@ -124,6 +125,7 @@ class CallOwnership:
             sequence_ids=sequence_ids,
             private=metadata.private,
             text_digest=self._text_digest,
+            prompt_digest=prompt_digest(call),
         )
         stored = self._writer.open_call(record)
         has_files = bool(call.files)

@@ -38,6 +38,7 @@ from baton.services.router.streaming.token_stream import TokenStream
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
 from baton.services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
+from baton.services.router.takeover.prompt_digest import ForeignCalls, PromptReplaced, check_prompt
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
@@ -130,6 +131,7 @@ class Takeovers:
 
     def __init__(self, context: TakeoverContext) -> None:
         self._context = context
+        self._foreign = ForeignCalls(context.text.digest)
         self._takeovers: dict[RequestId, _Takeover] = {}
         self._claims: dict[RequestId, asyncio.Task[None]] = {}
         self._num_readers: Counter[RequestId] = Counter()
@@ -150,11 +152,11 @@ class Takeovers:
         """Takes the next step for a call that a client follows: claims it if no router answers it (`ClaimPolicy`).
 
         `record`: the call as the reader found it; None: the store does not have it. Returns True when its journal
-        cannot grow any more. Claims nothing while this router drains, and no call of another tokenizer: its text would
-        be wrong here. Raises `AnswerLost`, `ForeignCall` and `StoreUnavailable`.
+        cannot grow any more. Claims nothing while this router drains, and no call of another tokenizer or prompt: its
+        text would be wrong here. Raises `AnswerLost`, `ForeignCall` and `StoreUnavailable`.
         """
-        if record is not None and record.text_digest and self._context.text.digest not in ("", record.text_digest):
-            await self._check_attended(record)
+        if record is not None and (foreign := self._foreign.error(record, FOREIGN_RETRY_S)) is not None:
+            await self._check_attended(record, foreign)
             return record.status is CallStatus.ENDED
         if self._draining:
             return record is not None and record.status is CallStatus.ENDED
@@ -209,14 +211,13 @@ class Takeovers:
             task.cancel()
         await join_tasks(tasks)
 
-    async def _check_attended(self, record: CallRecord) -> None:
-        """Raises `ForeignCall` if a call is abandoned, and no router claims it within `FOREIGN_WAIT_S`."""
+    async def _check_attended(self, record: CallRecord, foreign: ForeignCall) -> None:
+        """Raises `foreign` if a call is abandoned, and no router claims it within `FOREIGN_WAIT_S`."""
         if record.status is CallStatus.ABANDONED:
             await asyncio.sleep(FOREIGN_WAIT_S)
             later = await self._context.store.get_call(record.id)
             if later is not None and later.status is CallStatus.ABANDONED:
-                why = f"request {record.id} began on routers with another tokenizer or chat template"
-                raise ForeignCall(f"{why}, and none continues it: try again", retry_after_s=FOREIGN_RETRY_S)
+                raise foreign
 
     async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: CallClaim) -> None:
         granted, owner = None, self._context.call_ownership.owner
@@ -292,6 +293,11 @@ class Takeovers:
     async def _admit(self, record: CallRecord) -> tuple[ValidRequest, GenerationSource, list[int]]:
         context = self._context
         parsed = await context.parser.parse(raw_request_of(record))
+        try:
+            check_prompt(parsed.request, record)
+        except PromptReplaced as error:
+            self._foreign.add(record.id)
+            raise Cancelled(str(error)) from None  # a router that makes its prompt may continue it
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that does not stream cannot read the rest")
         call, unfinished = await self._rebuild(parsed.request, record.ballot)

@@ -124,9 +124,13 @@ async def router_cluster(
     decode: Sequence[ScriptedAction] = (),
     store: StateStore | None = None,
     model: tuple[TextModel, ImageModel] | None = None,
+    later_text: TextModel | None = None,
     **settings: Any,
 ) -> AsyncIterator[RouterCluster]:
-    """Ready routers. Everything is closed afterwards. `model`: one with images, in place of that of the directory."""
+    """Ready routers. Everything is closed afterwards. `model`: one with images, in place of that of the directory.
+
+    `later_text`: of all routers but the first.
+    """
     text, images = model or (text_model(directory), ImageModel())
     shared = store or MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
     cluster = MockCluster(shared, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text.digest)
@@ -140,7 +144,8 @@ async def router_cluster(
         await cluster.start()
         w = RouterCluster(shared, cluster)
         for number in range(num_routers):
-            entered = _router(f"router-{number}", shared, (text, images), settings)
+            used = later_text if number and later_text is not None else text
+            entered = _router(f"router-{number}", shared, (used, images), settings)
             w.routers.append(await stack.enter_async_context(entered))
         yield w
 

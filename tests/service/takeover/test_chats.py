@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,51 @@ async def test_a_router_is_lost_in_a_call_before_midnight(tmp_path, monkeypatch,
         await undisturbed(w.routers[1], CHAT, **CHAT_WITH_TOOLS)
         today = MODEL.decode(w.decode.requests[-1].tokens, skip_special_tokens=False)
         assert today.startswith("01 Apr 2031"), "a new call has the new date"
+
+
+CHANGED = marked(f"Be brief. {TEMPLATE}", ["<think>", "</think>"])
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_router_that_makes_another_prompt_does_not_go_on(tmp_path, is_lost):
+    """Neither after the first router is lost nor for a client that comes to it; the first one still can."""
+    said = tokens(SAID)
+    async with router_cluster(tmp_path, model=(MODEL, ImageModel()), later_text=CHANGED) as w:
+        first, second = w.routers
+        speak(w, ForcedSpeech(said))
+        expected = await undisturbed(first, CHAT, **CHAT_WITH_TOOLS)
+        speak(w, ForcedSpeech(said), 9)
+        async with opened(first, CHAT, **CHAT_WITH_TOOLS) as stream:
+            id = stream.call_id
+            await w.until_emitted(id, 9)
+            if is_lost:
+                first.store.away = True
+                await w.until_owned(id, "router-1")
+        record = await w.until(id, CallStatus.ABANDONED)
+        assert record.prompt_digest
+        refused = await second.http.get(f"/v1/requests/{id}/stream")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "prompt_changed")
+        assert refused.headers["retry-after"] == "1"
+        attempts = [request.id.attempt for request in w.decode.requests if request.id.request_id == id]
+        assert attempts == [first_attempt(1)], "no worker was asked with the other prompt"
+        first.store.away = False
+        async with resumed(first, id) as again:
+            check_calls(await again.rest(), expected)
+
+
+async def test_a_call_of_an_older_router_names_no_prompt(tmp_path):
+    """It goes on as before: the digest is not known."""
+    said = tokens(SAID)
+    async with router_cluster(tmp_path, model=(MODEL, ImageModel())) as w:
+        speak(w, ForcedSpeech(said), 9)
+        async with opened(w.routers[0], CHAT, **CHAT_WITH_TOOLS) as stream:
+            await w.until_emitted(stream.call_id, 9)
+        record = await w.until(stream.call_id, CallStatus.ABANDONED)
+        older = replace(record, epoch=2, prompt_digest="", status=CallStatus.OPEN)
+        await w.store.put_call(older)
+        assert await w.store.end_call(record.id, older.ballot, CallStatus.ABANDONED)
+        async with resumed(w.routers[1], stream.call_id) as again:
+            assert calls_of(await again.rest())
 
 
 def check_calls(got: list[Event], expected: list[Event]) -> None:

@@ -15,6 +15,7 @@ from baton.services.router.openai.request_parser import RawRequest
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestMetadata
 from baton.services.router.takeover.call_ownership import CallOwnership
+from baton.services.router.takeover.prompt_digest import PromptReplaced, check_prompt
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, CallStatus, Durability
@@ -49,7 +50,13 @@ async def test_the_store_records_how_a_call_ended(error, status):
         await writer.flush(1.0)
         assert ownership.holds(ID) is (status is CallStatus.OPEN)
     expected = CallRecord(ID, OwnerId("r/1"), 1, status, RAW.endpoint, b"{}", "ada", 7, 99, ())
-    assert await store.get_call(ID) == expected
+    record = await store.get_call(ID)
+    assert record is not None
+    assert replace(record, prompt_digest="") == expected
+    check_prompt(REQUEST, record)
+    for prompts in (((1, 3),), ((1,), (2,)), ((1, 2), ()), ((1, 2), (1, 2))):
+        with pytest.raises(PromptReplaced):
+            check_prompt(replace(REQUEST, prompts=prompts), record)
 
 
 async def test_a_refused_call_writes_nothing():

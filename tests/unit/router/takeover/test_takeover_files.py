@@ -43,6 +43,7 @@ def made(journal: JournalPart, store: SlowStore) -> tuple[Takeovers, CallMedia, 
         parser=SimpleNamespace(parse=parse),
         dispatcher=SimpleNamespace(admit=admit, release=lambda one: None, forgo=lambda all: None),
         call_ownership=SimpleNamespace(),
+        text=SimpleNamespace(digest=""),
         media=media,
     )
     return Takeovers(context), media, admitted
