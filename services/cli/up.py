@@ -13,6 +13,9 @@ import asyncio
 import contextlib
 import json
 import secrets
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -177,11 +180,20 @@ def _welcome(plan: LaunchPlan, model: str, *, chats: bool, kernels: str) -> str:
             *((f"kernels  {kernels}",) if kernels else ()),
             "",
             _first_call(url, model, chats=chats, with_key=plan.own_key is not None),
-            *((f"baton chat --router {url}",) if chats else ()),
+            *((f"{_program()} chat --router {url}",) if chats else ()),
             "",
             "Ctrl-C stops everything.",
         )
     )
+
+
+def _program() -> str:
+    """How this program can be called again: `baton` if the shell would find it, else as it was called now."""
+    called = sys.argv[0]
+    found = shutil.which("baton")
+    if Path(called).name != "baton" or (found is not None and Path(found).resolve() == Path(called).resolve()):
+        return "baton"
+    return shlex.quote(called)
 
 
 def _first_call(url: str, model: str, *, chats: bool, with_key: bool) -> str:

@@ -192,3 +192,23 @@ def test_a_given_secret_file_is_used_unchanged(tmp_path):
     with up_module._secret_file(given) as path:
         assert path == given
     assert given.exists()
+
+
+@pytest.mark.parametrize(
+    ("called", "on_path", "expected"),
+    [
+        (".venv/bin/baton", False, ".venv/bin/baton"),
+        ("/a b/baton", False, "'/a b/baton'"),
+        ("bin/baton", True, "baton"),
+        ("-c", False, "baton"),
+    ],
+)
+def test_the_banner_names_the_program_as_the_shell_finds_it(called, on_path, expected, monkeypatch, tmp_path):
+    program = tmp_path / "bin" / "baton"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(program.parent) if on_path else "/nonexistent")
+    monkeypatch.setattr("sys.argv", [called])
+    assert up_module._program() == expected

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -58,6 +60,43 @@ def test_a_busy_port_fails_with_a_fix(capsys):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
     assert line.startswith(f"FAIL port {port}: in use")
     assert "choose another: --port" in line
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers `/ready` with the server's `body`."""
+
+    def do_GET(self) -> None:
+        body = self.server.body if self.path == "/ready" else b"{}"  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing a request."""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"status": "ready", "detail": "1 linked prefill/decode pairs; kernels: avx2"}', CheckStatus.OK),
+        (b'{"status": "ready", "detail": "of another server"}', CheckStatus.FAIL),
+        (b"[]", CheckStatus.FAIL),
+        (b"<html>", CheckStatus.FAIL),
+    ],
+)
+def test_the_port_of_a_running_baton_is_no_failure(body: bytes, expected: CheckStatus):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        server.body = body  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            (result,) = ports.check_ports("127.0.0.1", {"--port": server.server_port}, required="--port")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert result.status is expected
+    assert ("1 linked" in result.found) == (expected is CheckStatus.OK)
 
 
 def test_a_busy_default_of_a_worker_is_a_warning():
