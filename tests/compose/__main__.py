@@ -14,6 +14,7 @@ from pathlib import Path
 
 from baton.bundled import MODEL_DIR
 from baton.services.cli.processes.ports import free_ports
+from tests.compose.alerts import Alerts
 from tests.compose.engine import ComposeProject, DockerFailed, missing_docker
 from tests.compose.load import Expected
 from tests.compose.steps import STEPS, ComposeTest
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"http://127.0.0.1:{collector}/",
         references(MODEL_DIR),
         not options.no_build,
+        alerts=Alerts(f"http://127.0.0.1:{prometheus}"),
     )
     return run_steps(test, names)
 

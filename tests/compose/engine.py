@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = (ROOT / "docker" / "compose.yaml", ROOT / "tests" / "compose" / "receiver.yaml")
+DOCKER = ROOT / "docker"
+FILES = (DOCKER / "compose.yaml", ROOT / "tests" / "compose" / "receiver.yaml")
 COMMAND_TIMEOUT_S = 120.0
 UP_TIMEOUT_S = 1800.0
 LABEL = "com.docker.compose.project"
@@ -34,16 +35,27 @@ class ComposeProject:
     program: Program | None = None
     scales: dict[str, int] = field(default_factory=dict)
     """Numbers of containers that differ from the file's."""
+    overlays: Sequence[str] = ()
+    """Files of docker/ on top of compose.yaml."""
+    profiles: Sequence[str] = ("tracing",)
 
-    def up(self, *, build: bool = False) -> None:
-        """Starts what is missing and waits until all of it is healthy."""
+    def up(self, *, build: bool = False, recreate: bool = False) -> None:
+        """Starts what is missing and waits until all of it is healthy. `recreate`: replaces what differs, too."""
         scales = [word for service, number in self.scales.items() for word in ("--scale", f"{service}={number}")]
-        words = ["up", "--detach", "--wait", "--no-recreate", *(["--build"] if build else []), *scales]
+        kept = ["--remove-orphans"] if recreate else ["--no-recreate"]
+        words = ["up", "--detach", "--wait", *kept, *(["--build"] if build else []), *scales]
         self.compose(*words, timeout_s=UP_TIMEOUT_S)
 
     def down(self) -> None:
-        """Stops everything and removes containers, networks and volumes."""
+        """Stops everything and removes containers, networks and volumes, of every profile that a step uses."""
+        self.profiles = sorted({*self.profiles, "images"})
         self.compose("down", "--volumes", "--remove-orphans", timeout_s=UP_TIMEOUT_S)
+
+    def merged(self, *overlays: str) -> dict[str, Any]:
+        """The configuration that compose makes of compose.yaml and `overlays`. Raises `DockerFailed`."""
+        files = [word for name in ("compose.yaml", *overlays) for word in ("--file", str(DOCKER / name))]
+        profiles = ("--profile", "images", "--profile", "tracing", "--profile", "grafana")
+        return dict(json.loads(self.docker("compose", *files, *profiles, "config", "--format", "json")))
 
     def containers(self, service: str | None = None) -> list[str]:
         """Names of the containers that run, of one service or of all, sorted."""
@@ -74,9 +86,10 @@ class ComposeProject:
 
     def compose(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs `docker compose` for this project. Raises `DockerFailed`."""
-        files = [word for path in FILES for word in ("--file", str(path))]
-        profile = ("--profile", "tracing")
-        return self.docker("compose", "--project-name", self.name, *files, *profile, *words, timeout_s=timeout_s)
+        paths = (*FILES, *(DOCKER / name for name in self.overlays))
+        files = [word for path in paths for word in ("--file", str(path))]
+        profiles = [word for name in self.profiles for word in ("--profile", name)]
+        return self.docker("compose", "--project-name", self.name, *files, *profiles, *words, timeout_s=timeout_s)
 
     def docker(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs `docker`, and returns what it printed. Raises `DockerFailed`."""

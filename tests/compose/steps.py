@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx2
 
 from tests.cluster import plain_client
+from tests.compose import overlays
+from tests.compose.alerts import Alerts
 from tests.compose.engine import ComposeProject
 from tests.compose.load import ExactLoad, Expected
+from tests.compose.waiting import wait_until
 
 LINK_TIMEOUT_S = 600.0
 CALLS_TIMEOUT_S = 600.0
+SCRAPE_TIMEOUT_S = 120.0
 SAME_ANSWERS = 6
 """In a row, before `/ready` is believed: the proxy asks the routers in turn."""
 SPANS = ("baton-router request", "baton-prefill prefill", "baton-decode transfer", "baton-decode decode")
@@ -33,6 +36,7 @@ class ComposeTest:
     build: bool = True
     notes: list[str] = field(default_factory=list)
     """What a step has measured; the report shows it."""
+    alerts: Alerts = field(default_factory=Alerts)
 
     def up(self) -> None:
         """Everything starts and is healthy; two workers of each kind make four pairs."""
@@ -46,7 +50,7 @@ class ComposeTest:
             assert found["HostConfig"]["ReadonlyRootfs"], f"{name} can write to its root"
             assert found["HostConfig"]["CapDrop"] == ["ALL"], name
             assert found["State"].get("Health", {"Status": "healthy"})["Status"] == "healthy", name
-        for service in ("router", "prefill", "decode"):
+        for service in ("router", "prefill", "decode", "encode"):
             for name in self.project.containers(service):
                 assert self.project.docker("exec", name, "id", "-u").strip() == "10001", name
 
@@ -85,12 +89,23 @@ class ComposeTest:
         self.wait_pairs()
         assert set(before) < set(self.project.containers("decode"))
 
+    def drained(self) -> None:
+        """`--scale decode=2` drains the third worker under load: no call fails, and no alert fires."""
+        with self.load() as load:
+            self.project.scales["decode"] = 2
+            self.project.up()
+            self.wait_pairs()
+            load.wait_for_calls(CALLS_TIMEOUT_S)
+            self.alerts.stay_silent()
+        self.judge(load)
+
     def killed(self) -> None:
-        """A decode worker is killed under load: no call fails, every token is right."""
+        """One decode worker of two is killed under load: no call fails, every token is right, an alert fires."""
         victim = self.project.containers("decode")[0]
         with self.load() as load:
             self.project.docker("kill", victim)
             self.wait_noticed(load, "decode")
+            self.alerts.wait_for("BatonWorkerLost")
             self.project.docker("start", victim)
             self.wait_pairs()
         self.judge(load)
@@ -130,6 +145,10 @@ class ComposeTest:
         self.project.down()
         left = self.project.leftovers()
         assert left == [], f"left behind: {', '.join(left)}"
+
+    def scraped(self, service: str) -> None:
+        """Prometheus has found and scraped every container of `service`."""
+        wait_until(lambda: self.alerts.value(f'min(up{{job="{service}"}})') == 1, SCRAPE_TIMEOUT_S, f"{service} is up")
 
     @property
     def workers(self) -> dict[str, int]:
@@ -184,16 +203,21 @@ class RunningLoad:
 
 
 STEPS: Mapping[str, Callable[[ComposeTest], None]] = {
+    "merge": overlays.merge,
     "up": ComposeTest.up,
     "contained": ComposeTest.contained,
     "exact": ComposeTest.exact,
     "bytes": ComposeTest.bytes_moved,
     "spans": ComposeTest.spans,
     "scale": ComposeTest.scale,
+    "drain": ComposeTest.drained,
     "kill": ComposeTest.killed,
     "pause": ComposeTest.paused,
     "disconnect": ComposeTest.disconnected,
     "restart": ComposeTest.rolling_restart,
+    "images": overlays.images,
+    "secret": overlays.secret,
+    "cma": overlays.cma,
     "down": ComposeTest.down,
 }
 
@@ -204,17 +228,3 @@ def linked_pairs(answer: httpx2.Response) -> int:
         return -1
     found = re.match(r"(\d+) linked", str(json.loads(answer.text).get("detail")))
     return int(found[1]) if found else -1
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Polls twice a second. Raises `TimeoutError`. A connection that fails counts as not yet."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if condition():
-                return
-        except httpx2.TransportError:
-            pass
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.5)  # poll interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from http.server import ThreadingHTTPServer
 from threading import Thread
@@ -12,6 +13,7 @@ import pytest
 from baton.telemetry.spans import SpanSink, otlp_exporter
 from tests.compose import receiver
 from tests.compose.__main__ import main, run_steps
+from tests.compose.alerts import Alerts
 from tests.compose.engine import ComposeProject, DockerFailed
 from tests.compose.load import ExactLoad
 from tests.compose.steps import SPANS, STEPS, ComposeTest, linked_pairs
@@ -29,11 +31,26 @@ class FakeLoad(ExactLoad):
     events: list[list[str]]
 
 
+class FakeAlerts(Alerts):
+    """Says which alert was waited for, and when silence was."""
+
+    def __init__(self, events: list[list[str]]) -> None:
+        super().__init__()
+        self.events = events
+
+    def wait_for(self, name: str) -> None:
+        self.events.append([name])
+
+    def stay_silent(self) -> None:
+        self.events.append(["silence"])
+
+
 class FakeTest(ComposeTest):
     """A cluster whose docker only remembers, and whose load and links are always there."""
 
     def __init__(self, docker: Docker, *problems: str) -> None:
-        super().__init__(ComposeProject("mine", {}, docker), "http://nowhere", "http://nowhere", [])
+        alerts = FakeAlerts(docker.commands)
+        super().__init__(ComposeProject("mine", {}, docker), "http://nowhere", "http://nowhere", [], alerts=alerts)
         self.events = docker.commands
         self.problems = list(problems)
 
@@ -49,13 +66,15 @@ class FakeTest(ComposeTest):
 def did(test: FakeTest) -> list[str]:
     """What happened in order, without the questions for names."""
     words = [" ".join(event) for event in test.events]
-    return [word.removeprefix("docker ") for word in words if not word.startswith("docker ps")]
+    words = [word.removeprefix("docker ") for word in words if not word.startswith("docker ps")]
+    return [re.sub(r"^compose .* up .*--scale decode=", "up ", word) for word in words]
 
 
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        ("kill", ["kill a", "calls", "2 pairs", "start a", "pairs"]),
+        ("drain", ["up 2", "pairs", "calls", "silence"]),
+        ("kill", ["kill a", "calls", "2 pairs", "BatonWorkerLost", "start a", "pairs"]),
         ("pause", ["pause b", "calls", "2 pairs", "unpause b", "pairs"]),
         (
             "disconnect",
@@ -88,7 +107,7 @@ def test_a_lost_worker_is_one_of_all_that_were_asked_for():
     assert [word for word in did(test) if word.endswith(" pairs")] == ["4 pairs", "3 pairs"]
 
 
-@pytest.mark.parametrize("step", ["kill", "pause", "disconnect", "restart"])
+@pytest.mark.parametrize("step", ["drain", "kill", "pause", "disconnect", "restart"])
 def test_a_client_that_saw_an_error_fails_the_step(step: str):
     with pytest.raises(AssertionError, match="a wrong token"):
         STEPS[step](FakeTest(Docker(ps="a\nb\n"), "a wrong token"))
