@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.unit.docker.stack import COMPOSE, DOCKER, GPU, ROOT
+from tests.unit.docker.stack import COMPOSE, DOCKER, GPU, ROOT, environment
 
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 IGNORED = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
@@ -72,6 +72,13 @@ def test_compose_builds_stages_that_exist():
         assert build["target"] in stages()
         assert build["args"].keys() <= arguments
         assert (DOCKER / build["context"] / build["dockerfile"]).resolve() == DOCKER / "Dockerfile"
+
+
+@pytest.mark.parametrize(("target", "services"), [("worker", ("prefill", "decode", "encode")), ("router", ("router",))])
+def test_an_image_names_the_ports_of_its_services(target, services):
+    (line,) = re.findall(r"^EXPOSE (.+)$", stages()[target], re.MULTILINE)
+    ports = [environment(name)[port] for name in services for port in ("BATON_PORT", "BATON_METRICS_PORT")]
+    assert line.split() == ports
 
 
 def test_torch_is_in_the_range_that_the_project_declares():
