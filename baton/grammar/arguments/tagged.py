@@ -1,7 +1,8 @@
 """Arguments between tags, as Qwen 3 Coder and GLM write them: strings as they are, other values as JSON.
 
 A schema's properties come in its order. A value that may be a string is one, whatever else it may be, unless its
-strings are listed; "null" is no string where the schema has null. A value holds no closing tag.
+strings are listed; "null" is no string where the schema has null. A value holds no closing tag. Where line ends at its
+sides are none of it, only a string without any bound begins or ends with one.
 """
 
 from __future__ import annotations
@@ -82,8 +83,13 @@ class TagWriter:
         first, *rest = split(self.tail, tokens)
         without = f"~/(?s:.*){re.escape(self.close).replace('/', BACKSLASH + '/')}(?s:.*)/"
         terminal, ending = f"{name.upper()}_TEXT", f" {json.dumps(first)}" if first else ""
-        written = f"{head} {terminal} {sequence(''.join(rest), tokens)}"
-        rules = [f"{terminal}: ({self._raw(texts)} & {without}){ending}"]
+        written = f"{terminal} {sequence(''.join(rest), tokens)}"
+        if self.strips and texts != ANY_TEXT:
+            without += f" & {_EDGE}"
+            # The space behind it is needed: the library fails where a token follows a text that cannot go on.
+            written = f"{self._space} {terminal} {self._space if not first else ''} {sequence(''.join(rest), tokens)}"
+        written = f"{head} {written}"
+        rules = [f"{terminal}: (({texts}) & {without}){ending}"]
         if not others:
             return [f"{name}: {written}", *rules]
         keyword = "oneOf" if "oneOf" in resolved(member.schema, root, member.path) else "anyOf"
@@ -91,18 +97,16 @@ class TagWriter:
         other = f"{name}_else"
         return [f"{name}: {written} | {other}", *rules, *self._json_parameter(other, head, schema, tokens)]
 
+    @property
+    def _space(self) -> str:
+        """What may be at either side of a value and is none of it."""
+        return sequence(NEWLINE, {}) if self.strips else ""
+
     def _json_parameter(self, name: str, head: str, schema: Json, tokens: Mapping[str, int]) -> list[str]:
-        space = sequence(NEWLINE, tokens) if self.strips else ""
         return [
-            f"{name}: {head} {space} {name}_json {space} {sequence(self.tail, tokens)}",
+            f"{name}: {head} {self._space} {name}_json {self._space} {sequence(self.tail, tokens)}",
             f"{name}_json: %json {json_rule(schema, additional_properties=False)}",
         ]
-
-    def _raw(self, texts: str) -> str:
-        """A terminal of what stands between the tags for the strings of a terminal."""
-        if not self.strips or texts == ANY_TEXT:
-            return f"({texts})"
-        return f'((({texts}) & {_EDGE}) | ("\\n" ({texts}) "\\n"))'
 
 
 EMPTY, BACKSLASH = '""', "\\"
@@ -121,12 +125,13 @@ def _values(member: PropertySpec, root: Json, value: TextReader) -> tuple[str, l
             kept = [each for each in listed if not isinstance(each, str)]
             others += [{"enum": kept}] if kept else []
         elif "string" in types_of(part, {"string"}):
-            texts.append(f"({string_texts(_of_strings(part), path)})")
+            texts.append(string_texts(_of_strings(part), path))
         else:
             others.append(part)
-    if value.is_free:
-        return " | ".join([*texts, '"null"'] if value.is_nullable and ANY_TEXT not in texts else texts), []
-    return " | ".join(texts), others
+    if ANY_TEXT in texts:
+        return ANY_TEXT, []
+    texts += ['"null"'] if value.is_free and value.is_nullable else []
+    return " | ".join(f"({text})" for text in texts), [] if value.is_free else others
 
 
 def _has_strings(schema: Mapping[str, Json]) -> bool:

@@ -222,6 +222,17 @@ def test_most_walks_end(name: str) -> None:
     assert sum(tokens is not None for tokens in walks) >= 10
 
 
+@pytest.mark.parametrize("text", [{"pattern": "^\n?a\n?$"}, {"pattern": r"^(?:x\.|[^\d\n]-)+$", "maxLength": 9}])
+def test_a_token_may_follow_a_text_that_cannot_go_on(text: Json) -> None:
+    """llguidance 1.9 panics there if nothing but the token may follow."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", **text}}, "required": ["a"]}
+    walks = [walk("glm", begun("glm", {"put": schema}), seed, True) for seed in range(20)]
+    for tokens in filter(None, walks):
+        for call in read("glm", {"put": schema}, text_of("glm", True, tokens)).calls:
+            check({"put": schema}, call)
+    assert any(walks)
+
+
 PUT: Json = {
     "type": "object",
     "properties": {
