@@ -37,6 +37,17 @@ async def test_a_chat_without_streaming():
         assert [trace.output_tokens for trace in world.recorder.traces] == [len(tokens_of(FOX))]
 
 
+async def test_a_call_may_have_128_choices():
+    """Whole and streamed; one more is refused by name."""
+    async with router(says("two words")) as world:
+        answer = await world.openai.completions.create(model=MODEL, prompt="hello", n=128)
+        assert [(choice.index, choice.text) for choice in answer.choices] == [(n, "two words") for n in range(128)]
+        streamed = events_of((await world.complete(n=128, stream=True)).text)
+        assert {text_of(streamed, choice) for choice in range(128)} == {"two words"}
+        refused = await world.complete(n=129)
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "n")
+
+
 async def test_a_streamed_chat_has_the_same_text():
     async with router(says(FOX)) as world:
         messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
