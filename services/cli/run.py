@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from baton.domain.request import StopParams
+from baton.services.cli.worker_packages import require_worker_packages
 
 if TYPE_CHECKING:
     from baton.services.local.llm import LLM
@@ -42,6 +43,7 @@ def run_model(
     temperature
         0 is greedy; default: what the model's makers recommend.
     """
+    require_worker_packages("baton run")
     from baton.services.local.llm import LLM
 
     llm = LLM(model)

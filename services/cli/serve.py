@@ -14,6 +14,7 @@ import uvloop
 from cyclopts import App, Parameter
 
 from baton.services.cli.settings import COMMANDS
+from baton.services.cli.worker_packages import require_worker_packages
 from baton.services.decode.settings import DecodeSettings
 from baton.services.encode.settings import EncodeSettings
 from baton.services.prefill.settings import PrefillSettings
@@ -55,6 +56,8 @@ def encode(*, settings: Annotated[EncodeSettings | None, FLAT] = None) -> int:
 def run_service(name: str, settings: ServiceSettings) -> int:
     """Prepares the process, then calls `services.<name>.app.serve(settings)`. Returns the exit code."""
     refuse_unknown_variables(COMMANDS.values())
+    if isinstance(settings, WorkerProcessSettings):
+        require_worker_packages(f"baton serve {name}")
     configure_logging(name, settings.log_level, settings.log_format)
     if settings.cores is not None:
         limit_cores(settings.cores)

@@ -37,6 +37,7 @@ from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.services.cli.settings import COMMANDS, UpSettings
+from baton.services.cli.worker_packages import require_worker_packages
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.core_plan import CorePlan
 from baton.settings.model_source import resolve_model
@@ -62,6 +63,7 @@ def up(
 ) -> int:
     """Start the whole system on this machine, check it with a request, and serve until Ctrl-C."""
     refuse_unknown_variables(COMMANDS.values())
+    require_worker_packages("baton up")
     chosen = settings or UpSettings()
     if model is not None:
         chosen = chosen.model_copy(update={"model": model})

@@ -68,10 +68,11 @@ def secret(test: ComposeTest) -> None:
         changed(test, "compose.secret.yaml", environment={"CLUSTER_SECRET_FILE": str(path)}),
     ):
         test.exact()
-        router = test.project.containers("router")[0]
+        router, decode = (test.project.containers(service)[0] for service in ("router", "decode"))
+        worker = f"decode-{test.project.inspect(decode)['Config']['Hostname']}"
         ask = ("exec", router, "env")
-        command = ("sh", "-c", "exec baton role decode-1 --redis-url $BATON_REDIS_URL")
-        assert "decode-1: prefill tokens" in test.project.docker(*ask, *command)
+        command = ("sh", "-c", f"exec baton role {worker} --redis-url $BATON_REDIS_URL")
+        assert f"{worker}: prefill tokens" in test.project.docker(*ask, *command)
         with pytest.raises(DockerFailed, match="secret"):
             test.project.docker(*ask, "-u", "BATON_CLUSTER_SECRET_FILE", *command)
 

@@ -136,6 +136,8 @@ class ComposeTest:
             for service in ("decode", "prefill", "router"):
                 for name in self.project.containers(service):
                     self.project.restart(name)
+                    if service == "router":
+                        self.wait_router(name)
                     self.wait_pairs()
             load.wait_for_calls(CALLS_TIMEOUT_S)
         self.judge(load)
@@ -170,6 +172,17 @@ class ComposeTest:
         load.wait_for_calls(CALLS_TIMEOUT_S)
         numbers = {name: self.workers[name] - (name == service) for name in ("prefill", "decode")}
         self.wait_pairs(numbers["prefill"] * numbers["decode"])
+
+    def wait_router(self, container: str) -> None:
+        """Waits until the proxy sends requests to this router: until then the other one must not be stopped."""
+        name = f"router-{self.project.inspect(container)['Config']['Hostname']}"
+
+        def asked() -> bool:
+            with plain_client(timeout=5.0) as client:
+                answers = [client.get(f"{self.url}/v1/cluster") for _ in range(SAME_ANSWERS)]
+            return name in {answer.json()["router"] for answer in answers if answer.status_code == 200}
+
+        wait_until(asked, LINK_TIMEOUT_S, f"the proxy asks {name}")
 
     def wait_pairs(self, wanted: int | None = None) -> None:
         """Waits until all routers see this many linked pairs: by default those of all workers."""

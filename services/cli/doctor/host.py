@@ -6,7 +6,6 @@ Reads files below a given root, so that tests can show a machine that is not the
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import platform
 import re
 import resource
@@ -15,13 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baton.services.cli.doctor.results import DoctorResult, fail, ok, warn
+from baton.services.cli.worker_packages import WORKER_PACKAGES, absent
 
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 14)
 MIN_AVAILABLE_BYTES = 2 * 1024**3
 """A prefill and a decode worker with default pools and the bundled model."""
 
-_WORKER_PACKAGES = ("torch", "transformers", "safetensors")
+_SHOWN = ("torch", "transformers", "safetensors")
 _NIXL_PACKAGES = {"nixl_cu12": "nixl-cu12", "nixl_cu13": "nixl-cu13"}
 _GIB = 1024**3
 
@@ -39,14 +39,14 @@ def check_python(version: tuple[int, int] | None = None) -> DoctorResult:
 
 def check_packages(missing: frozenset[str] | None = None) -> Iterator[DoctorResult]:
     """The packages of the extras `worker` and `nixl`. `missing`: import names that count as absent; tests set it."""
-    absent = missing if missing is not None else _absent((*_WORKER_PACKAGES, *_NIXL_PACKAGES))
-    lost = [name for name in _WORKER_PACKAGES if name in absent]
+    lacking = missing if missing is not None else absent((*WORKER_PACKAGES, *_NIXL_PACKAGES))
+    lost = [package for name, package in WORKER_PACKAGES.items() if name in lacking]
     if lost:
         fix = "pip install 'baton-serve[worker]' (a router alone needs none of them)"
         yield fail("packages", f"workers cannot run without {', '.join(lost)}", fix)
     else:
-        yield ok("packages", ", ".join(f"{name} {_version(name)}" for name in _WORKER_PACKAGES))
-    installed = [package for name, package in _NIXL_PACKAGES.items() if name not in absent]
+        yield ok("packages", ", ".join(f"{name} {_version(name)}" for name in _SHOWN))
+    installed = [package for name, package in _NIXL_PACKAGES.items() if name not in lacking]
     if installed:
         yield ok("nixl package", ", ".join(f"{package} {_version(package)}" for package in installed))
     else:
@@ -56,11 +56,7 @@ def check_packages(missing: frozenset[str] | None = None) -> Iterator[DoctorResu
 
 def nixl_missing() -> bool:
     """True if no build of NIXL is installed."""
-    return len(_absent(tuple(_NIXL_PACKAGES))) == len(_NIXL_PACKAGES)
-
-
-def _absent(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(name for name in names if importlib.util.find_spec(name) is None)
+    return len(absent(tuple(_NIXL_PACKAGES))) == len(_NIXL_PACKAGES)
 
 
 def _version(package: str) -> str:

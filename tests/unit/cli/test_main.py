@@ -1,6 +1,7 @@
 """Flags, settings and error messages of the `baton` command."""
 
 import errno
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -133,6 +134,20 @@ def test_the_router_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", ["serve prefill", "serve decode", "serve encode", "up", "run"])
+def test_without_the_extra_for_workers_a_command_names_it(words, monkeypatch, capsys):
+    """As in an environment with the wheel alone; that `main` itself needs no torch, the test above shows."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name in ("torch", "PIL") else found(name, *rest)
+    )
+    assert run(words.split()) == 2
+    assert capsys.readouterr().err == (
+        f"baton: baton {words} needs torch, pillow: pip install 'baton-serve[worker]'. "
+        "A router alone needs none of them.\n"
+    )
 
 
 def test_version_and_help(capsys):

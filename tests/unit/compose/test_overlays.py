@@ -72,7 +72,9 @@ def test_another_path_than_cma_fails(shown: str):
 
 
 def test_a_caller_without_the_secret_must_be_refused():
-    served = Docker(ps="a\n", exec="decode-1: prefill tokens 0, rows 1, reservations 1\n")
+    inspected = '[{"Config": {"Hostname": "d1"}}]'
+    answers = {"inspect": inspected, "exec": "decode-d1: prefill tokens 0, rows 1, reservations 1\n", "ps": "a\n"}
+    served = Docker(**answers)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         STEPS["secret"](Stack(served))
 
@@ -81,7 +83,7 @@ def test_a_caller_without_the_secret_must_be_refused():
             done = super().__call__(command, timeout_s)
             return (_ for _ in ()).throw(DockerFailed("its secret differs")) if "-u" in command else done
 
-    test = Stack(Refusing(ps="a\n", exec="decode-1: prefill tokens 0, rows 1, reservations 1\n"))
+    test = Stack(Refusing(**answers))
     STEPS["secret"](test)
     assert str(DOCKER / "compose.secret.yaml") in ups(test)[0]
     assert ["exact"] in test.events

@@ -59,6 +59,9 @@ class FakeTest(ComposeTest):
         load.events = self.events
         return nullcontext(load)
 
+    def wait_router(self, container: str) -> None:
+        self.events.append([f"the proxy asks {container}"])
+
     def wait_pairs(self, wanted: int | None = None) -> None:
         self.events.append(["pairs" if wanted is None else f"{wanted} pairs"])
 
@@ -88,7 +91,11 @@ def did(test: FakeTest) -> list[str]:
         ),
         (
             "restart",
-            [*(f"restart --time 50 {name}|pairs" for _ in range(3) for name in "ab"), "calls"],
+            [
+                *(f"restart --time 50 {name}|pairs" for _ in range(2) for name in "ab"),
+                *(f"restart --time 50 {name}|the proxy asks {name}|pairs" for name in "ab"),
+                "calls",
+            ],
         ),
     ],
 )
