@@ -1,18 +1,22 @@
 """What each growth reserve costs and buys: tokens, preemptions and gaps, in a model of a decode worker.
 
     python -m bench.engine.growth_reserve [--steps 1000] [--warmup 2000] [--markdown FILE]
+        [--azure AzureLLMInferenceTrace_conv.csv] [--mooncake conversation_trace.jsonl]
 
 Runs decode's import policy, import table, scheduler, page pool and swap space as they are, in steps. Requests never
 run out: before each step new ones are reserved until the worker is busy. Imports are whole at once. The runner computes
 nothing: it ends each row at a length drawn before. So the figures do not depend on the machine. The warm-up is not
 counted; without one, `peak` still reserves by `max_tokens`.
+
+With a trace only its requests run, in its order, with the lengths of their prompts and outputs and without their times:
+one that finds no room waits, and those behind it with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
+from baton.services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
 from baton.services.decode.import_table import ImportLimits, ImportTable
@@ -37,6 +42,8 @@ from baton.transfer.base import Pull, PullEvent, PullOutcome
 
 PAGE_SIZE, NUM_PAGES, MAX_ROWS, MAX_TOKENS = 16, 2_000, 512, 2_048
 CLIP_TOKENS = 4_096
+AZURE_PAGES, MOONCAKE_PAGES = 8_000, 64_000
+"""Pools of the traces: room for about a hundred of their prompts."""
 TEXT, END = 5, 2
 _SOURCE = WorkerId("prefill-0")
 _DEADLINE_S = 1e9
@@ -45,18 +52,24 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True)
 class GrowthLoad:
-    """Prompts of one length, and outputs whose lengths `draw` draws."""
+    """`draw` gives the lengths of prompt and output of a request, by its number; again after a refusal."""
 
     name: str
-    prompt_len: int
-    draw: Callable[[random.Random], float]
+    draw: Callable[[random.Random, int], tuple[int, float]]
+    num_pages: int = NUM_PAGES
 
 
 WORKLOADS = (
-    GrowthLoad("prompt 64, output 512 +- 128", 64, lambda rng: rng.gauss(512, 128)),
-    GrowthLoad("prompt 128, output 256 +- 64", 128, lambda rng: rng.gauss(256, 64)),
-    GrowthLoad("prompt 64, output lognormal, median 200", 64, lambda rng: rng.lognormvariate(5.3, 1.0)),
+    GrowthLoad("prompt 64, output 512 +- 128", lambda rng, _: (64, rng.gauss(512, 128))),
+    GrowthLoad("prompt 128, output 256 +- 64", lambda rng, _: (128, rng.gauss(256, 64))),
+    GrowthLoad("prompt 64, output lognormal, median 200", lambda rng, _: (64, rng.lognormvariate(5.3, 1.0))),
 )
+
+
+def trace_load(name: str, rows: Sequence[TraceRow], num_pages: int) -> GrowthLoad:
+    """The requests of a trace, again from the first after the last."""
+    lengths = [(row.num_input_tokens, row.num_output_tokens) for row in rows]
+    return GrowthLoad(name, lambda _, number: lengths[number % len(lengths)], num_pages)
 
 
 @dataclass(frozen=True)
@@ -88,14 +101,15 @@ class _Worker:
     def __init__(self, mode: GrowthPolicy, workload: GrowthLoad, seed: int) -> None:
         self._rng = random.Random(seed)
         self._workload = workload
-        self._lengths: dict[AttemptId, int] = {}
+        self._ends: dict[AttemptId, int] = {}  # tokens of prompt and output
         self._token_steps: dict[AttemptId, int] = {}
         self._gaps: list[int] = []
         self._num_failed = self._num_finished = 0
-        cache = PrefixCache(PagePool(NUM_PAGES))
-        imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, NUM_PAGES, _DEADLINE_S))
+        num_pages = workload.num_pages
+        cache = PrefixCache(PagePool(num_pages))
+        imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, num_pages, _DEADLINE_S))
         growth = GrowthReserve(mode, PAGE_SIZE, CLIP_TOKENS)
-        self._scheduler = DecodeScheduler(imports, SwapSpace(NUM_PAGES), PAGE_SIZE, rules=RowRules(growth))
+        self._scheduler = DecodeScheduler(imports, SwapSpace(num_pages), PAGE_SIZE, rules=RowRules(growth))
         faults = PageFaults(cache, imports, self._scheduler, PageChecks(cache), PAGE_SIZE, 1)
         rules = ImportRules(PAGE_SIZE, digests=True)
         self._policy = ImportPolicy(cache.pool, imports, self._scheduler, rules, faults, growth)
@@ -120,12 +134,13 @@ class _Worker:
 
     def _admit(self, step: int) -> bool:
         rng, workload = self._rng, self._workload
-        length = min(MAX_TOKENS, max(2, round(workload.draw(rng))))
-        id = AttemptId(RequestId(f"r{len(self._lengths)}"), 1)
-        answer, _ = self._policy.reserve(id, workload.prompt_len, [], 0.0, _DEADLINE_S, MAX_TOKENS)
+        prompt_len, output_len = workload.draw(rng, len(self._ends))
+        length = min(MAX_TOKENS, max(2, round(output_len)))
+        id = AttemptId(RequestId(f"r{len(self._ends)}"), 1)
+        answer, _ = self._policy.reserve(id, prompt_len, [], 0.0, _DEADLINE_S, MAX_TOKENS)
         if not isinstance(answer, Reserved):
             return False
-        tokens = tuple(rng.choices(range(10, 30_000), k=workload.prompt_len))
+        tokens = tuple(rng.choices(range(10, 30_000), k=prompt_len))
         stop = StopParams(MAX_TOKENS, stop_token_ids=frozenset({END}))
         self._policy.claim(answer.id, EngineRequest(id, tokens, len(tokens), _GREEDY, stop), _SOURCE, _DEADLINE_S)
         pages = tuple(map(PageId, range(ceil_div(len(tokens), PAGE_SIZE))))
@@ -134,15 +149,12 @@ class _Worker:
         while effects:
             if isinstance(effect := effects.pop(), Pull):
                 effects += self._policy.on_pull_event(PullEvent(effect, PullOutcome.DONE, 1, 0.0), 0.0)
-        self._lengths[id] = length
+        self._ends[id] = prompt_len + length
         self._token_steps[id] = step - 1
         return True
 
     def _output(self, batch: Batch) -> StepOutput:
-        ends = (
-            row.sample is not None and row.start + 2 - self._workload.prompt_len >= self._lengths[row.id]
-            for row in batch.rows
-        )
+        ends = (row.sample is not None and row.start + 2 >= self._ends[row.id] for row in batch.rows)
         return StepOutput(tuple((SampledToken(END if end else TEXT),) for end in ends))
 
     def _record(self, effect: DecodeEffect, step: int) -> None:
@@ -169,10 +181,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--warmup", type=int, default=2000)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--azure", type=Path)
+    parser.add_argument("--mooncake", type=Path)
     args = parser.parse_args()
+    loads = list(WORKLOADS) if args.azure is None and args.mooncake is None else []
     lines = ["| workload | reserve | tokens | finished | preemptions each | p99.9 gap | longest gap |"]
     lines.append("|---" * 7 + "|")
-    for workload in WORKLOADS:
+    if args.azure is not None:
+        loads.append(trace_load("Azure conversation", read_azure(args.azure), AZURE_PAGES))
+    if args.mooncake is not None:
+        loads.append(trace_load("Mooncake conversation", read_mooncake(args.mooncake), MOONCAKE_PAGES))
+    for workload in loads:
         for mode in GrowthPolicy:
             totals = simulate(mode, workload, args.steps, args.warmup)
             lines.append(f"| {workload.name} | {mode.value} | {' | '.join(totals.row)} |")
