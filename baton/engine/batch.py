@@ -12,7 +12,7 @@ from baton.domain.ids import AttemptId, PageId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, bad_word_ends, banned_tokens
 from baton.domain.scores.prompt_scores import PromptScores
-from baton.engine.drafts.base import DRAFT_PLACEHOLDER
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, draft_depths, draft_path
 from baton.engine.overlap.future import FutureToken
 
 
@@ -54,9 +54,15 @@ class SampleSpec:
 
     @classmethod
     def after_drafts(
-        cls, request: EngineRequest, history: Sequence[int], drafts: Sequence[int]
+        cls, request: EngineRequest, history: Sequence[int], drafts: Sequence[int], parents: Sequence[int] = ()
     ) -> tuple[SampleSpec, ...]:
-        """Sampling after each of `drafts`, as it is if they are output: penalties and bans are those of its place."""
+        """Sampling after each of `drafts`, as it is if they are output: penalties and bans are those of its place.
+
+        `parents`: of a tree (`Proposal`); what follows a node has the node's path as its history.
+        """
+        if parents:
+            paths = [[drafts[each] for each in draft_path(parents, node)] for node in range(len(drafts))]
+            return tuple(cls.of(request, DraftedHistory(history, path)) for path in paths)
         return tuple(cls.of(request, DraftedHistory(history, drafts[:count])) for count in range(1, len(drafts) + 1))
 
 
@@ -108,10 +114,14 @@ class ScoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
-    """Drafts behind a row of `request` that the runner makes itself, from layers in the row's pages."""
+    """Drafts behind a row of `request` that the runner makes itself, from layers in the row's pages.
+
+    `parents`: of a tree; empty: a chain.
+    """
 
     request: EngineRequest
     count: int
+    parents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +133,9 @@ class Row:
     known, and `drafted` after each of the tokens behind it: the last `len(drafted)` tokens are proposals of a drafter.
     `score`: of positions from `start` + 1 on. `media`: spans of the request; the runner has their embeddings. `wanted`:
     drafts to be made; the page table covers them as well. Such a row has a `sample` and no drafts yet. `future`: where
-    the row's only token comes from, if a step in flight samples it; `tokens` is (`UNREAD_TOKEN`,) then.
+    the row's only token comes from, if a step in flight samples it; `tokens` is (`UNREAD_TOKEN`,) then. `parents`: the
+    drafts are a tree (`Proposal`), in adjacent slots; the runner returns the row with one path of it (`drafts.trees`).
+    `path`: the nodes of that tree that the drafts were.
     """
 
     id: AttemptId
@@ -136,15 +148,39 @@ class Row:
     media: tuple[MediaSpan, ...] = ()
     wanted: WantedDrafts | None = None
     future: FutureToken | None = None
+    parents: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
 
-    def with_drafts(self, request: EngineRequest, drafts: Sequence[int]) -> Row:
+    def with_drafts(self, request: EngineRequest, drafts: Sequence[int], parents: tuple[int, ...] = ()) -> Row:
         """This row with `drafts` behind its tokens, or still to be made. Raises `ValueError` without a `sample`."""
         if self.sample is None:
             raise ValueError(f"{self.id}: a row that is not sampled has no drafts")
         if drafts and drafts[0] == DRAFT_PLACEHOLDER:
-            return replace(self, wanted=WantedDrafts(request, len(drafts)))
-        drafted = SampleSpec.after_drafts(request, self.sample.history, drafts)
-        return replace(self, tokens=[*self.tokens, *drafts], drafted=drafted, wanted=None)
+            return replace(self, wanted=WantedDrafts(request, len(drafts), parents))
+        drafted = SampleSpec.after_drafts(request, self.sample.history, drafts, parents)
+        return replace(self, tokens=[*self.tokens, *drafts], drafted=drafted, wanted=None, parents=parents)
+
+    def with_path(self, nodes: Sequence[int]) -> Row:
+        """This row with some drafts of its tree, in order, as its chain."""
+        known = self.num_known_tokens
+        tokens = [*self.tokens[:known], *(self.tokens[known + node] for node in nodes)]
+        drafted = tuple([self.drafted[node] for node in nodes])
+        return replace(self, tokens=tokens, drafted=drafted, parents=(), path=tuple(nodes))
+
+    @property
+    def token_parents(self) -> tuple[int, ...]:
+        """For each token the index of the one before it, of a row with a tree; () for any other row."""
+        if not self.parents:
+            return ()
+        known = self.num_known_tokens
+        return *range(-1, known - 1), *(parent + known for parent in self.parents)
+
+    def positions(self) -> list[int]:
+        """The position of each token: in a tree, siblings have the same one."""
+        if not self.parents:
+            return list(range(self.start, self.start + len(self.tokens)))
+        last = self.start + self.num_known_tokens - 1
+        return [*range(self.start, last + 1), *(last + depth for depth in draft_depths(self.parents))]
 
     @property
     def num_step_tokens(self) -> int:
@@ -194,7 +230,7 @@ class Batch:
                 drafts = made.get(index, ())
                 if len(drafts) != row.wanted.count:
                     raise ValueError(f"{row.id}: {len(drafts)} drafts were made of {row.wanted.count}")
-                rows[index] = row.with_drafts(row.wanted.request, drafts)
+                rows[index] = row.with_drafts(row.wanted.request, drafts, row.wanted.parents)
         return replace(self, rows=tuple(rows))
 
     @property
@@ -213,8 +249,8 @@ class StepOutput:
 
     It is empty for a row without `sample`, and for one that failed. The scheduler decides which of them count.
     `failures`: by index, rows whose constraint could not be kept. Their chunk is computed, their sequence ends.
-    `scores`: by index, of the rows with a `score`. `batch`: the step's, with the drafts that the runner has made;
-    None if it made none.
+    `scores`: by index, of the rows with a `score`. `batch`: the step's, with the drafts that the runner has made, and
+    with one path of each tree; None if there were neither.
     """
 
     sampled: tuple[tuple[SampledToken, ...], ...]

@@ -13,9 +13,12 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from baton.domain.errors import Broken
+from baton.domain.ids import PageId
 from baton.domain.request import SampledToken, TokenLogprobs
 from baton.domain.scores.prompt_scores import PromptScores, ScoredToken, pack_scores
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
+from baton.engine.drafts.base import draft_path
+from baton.engine.drafts.trees import SlotMoves, walk_trees
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.grammar.matcher import MaskRow, is_allowed
 from baton.kv.geometry import KVGeometry, LayerGeometry
@@ -72,6 +75,14 @@ def fake_scores(slots: Iterable[bytes], first: int, k: int, vocab_size: int) -> 
     return pack_scores(first, scored)
 
 
+def _tree_slots(row: Row, prefix: bytes) -> list[bytes]:
+    """The slots of a row with a tree: each node's after its path."""
+    slots: list[bytes] = []
+    for token, parent in zip(row.tokens, row.token_parents, strict=True):
+        slots.append(fake_slot(prefix if parent < 0 else slots[parent][TOKEN_BYTES:], token))
+    return slots
+
+
 class FakeRunner:
     """A `Runner` over `memory`, whose pages are `page_size * SLOT_BYTES` long."""
 
@@ -114,13 +125,28 @@ class FakeRunner:
         if any(spec.mask is not None and index not in masks.rows for index, spec in enumerate(specs)):
             raise Broken("a constrained row has no mask")
         specs = check_rows(specs, masks, self._vocab_size)
-        output = masks.output(batch, [self._sample(spec, masks.rows.get(index)) for index, spec in enumerate(specs)])
+        sampled = [self._sample(spec, masks.rows.get(index)) for index, spec in enumerate(specs)]
+        if has_trees := any(row.parents for row in batch.rows):
+            walk = walk_trees(batch, sampled, masks)
+            for moves in walk.moves:
+                self._move(moves)
+            output = walk.masks.output(walk.batch, walk.sampled)
+        else:
+            output = masks.output(batch, sampled)
         scores = {
             index: self._scores(row, row.score, prefix)
             for index, (row, prefix) in enumerate(zip(batch.rows, before, strict=True))
             if row.score is not None
         }
+        if has_trees:
+            return replace(output, scores=scores, batch=walk.batch)
         return replace(output, scores=scores, batch=batch if has_made else None) if scores or has_made else output
+
+    def _move(self, moves: SlotMoves) -> None:
+        """Moves slots of a row, all at once."""
+        taken = [bytes(self._slot(moves.pages, source)) for source, _ in moves.places]
+        for (_, target), slot in zip(moves.places, taken, strict=True):
+            self._slot(moves.pages, target)[:] = slot
 
     def _with_drafts(self, batch: Batch) -> Batch:
         if self._make_drafts is None:
@@ -141,12 +167,12 @@ class FakeRunner:
             raise Broken(f"{row.id}: {len(row.pages)} pages do not hold {end} tokens")
         history = None if row.sample is None else row.sample.history
         for at, spec in enumerate([] if row.sample is None else (row.sample, *row.drafted)):
-            known = row.start + row.num_known_tokens + at
-            if len(spec.history) != known or list(spec.history[row.start :]) != list(row.tokens[: known - row.start]):
-                raise Broken(f"{row.id}: history of {len(spec.history)} tokens does not end in the row's, at {known}")
+            new = self._new_tokens(row, at)
+            if len(spec.history) != row.start + len(new) or list(spec.history[row.start :]) != new:
+                raise Broken(f"{row.id}: history of {len(spec.history)} tokens does not end in {new}")
         prefix = EMPTY_PREFIX
         for position in range(row.start):
-            slot = bytes(self._slot(row, position))
+            slot = bytes(self._slot(row.pages, position))
             token = int.from_bytes(slot[:TOKEN_BYTES], "little")
             if slot != fake_slot(prefix, token) or (history is not None and history[position] != token):
                 page = row.pages[position // self._page_size]
@@ -154,16 +180,24 @@ class FakeRunner:
             prefix = slot[TOKEN_BYTES:]
         return prefix
 
+    @staticmethod
+    def _new_tokens(row: Row, place: int) -> list[int]:
+        """The row's new tokens up to its sampled `place`: 0 behind its own, n behind draft n - 1."""
+        known, drafts = row.num_known_tokens, row.tokens[row.num_known_tokens :]
+        behind = [drafts[node] for node in draft_path(row.parents, place - 1)] if row.parents else drafts[:place]
+        return [*row.tokens[:known], *behind]
+
     def _write(self, row: Row, prefix: bytes, written: set[tuple[int, int]]) -> None:
-        for position, slot in enumerate(fake_slots(row.tokens, prefix), row.start):
+        slots = _tree_slots(row, prefix) if row.parents else fake_slots(row.tokens, prefix)
+        for position, slot in enumerate(slots, row.start):
             place = (row.pages[position // self._page_size], position % self._page_size)
             if place in written:
                 raise Broken(f"{row.id}: another row of this step writes page {place[0]}, slot {place[1]}")
             written.add(place)
-            self._slot(row, position)[:] = slot
+            self._slot(row.pages, position)[:] = slot
 
-    def _slot(self, row: Row, position: int) -> memoryview:
-        page, slot = row.pages[position // self._page_size], position % self._page_size
+    def _slot(self, pages: Sequence[PageId], position: int) -> memoryview:
+        page, slot = pages[position // self._page_size], position % self._page_size
         return self._memory.page(page)[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
 
     def _sample(self, spec: SampleSpec, mask: MaskRow | None) -> SampledToken:

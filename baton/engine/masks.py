@@ -22,6 +22,7 @@ from baton.domain.errors import Broken, ConstraintFailed, FailedConstraint
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
+from baton.engine.drafts.base import ROOT
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import ConstraintMatcher, MaskRow, MaskTable, is_allowed
 from baton.grammar.tokenizer import WORD_BITS
@@ -219,8 +220,30 @@ def _fill(matcher: ConstraintMatcher, spec: SampleSpec, table: MaskTable, place:
     return matcher.fill(table, place, spec.mask.stop_token_ids)
 
 
+def _fill_tree(first: int, row: Row, matcher: ConstraintMatcher, step: _Step) -> None:
+    """Fills the masks behind the nodes of a row's tree, each after its path. `matcher` stays.
+
+    Behind a node that the constraint does not allow nothing is filled: no draw leads there.
+    """
+    states: dict[int, ConstraintMatcher] = {ROOT: matcher}
+    for node, (draft, spec) in enumerate(zip(row.tokens[row.num_known_tokens :], row.drafted, strict=True)):
+        place = first + node
+        before = states.get(row.parents[node])
+        try:
+            if before is None:
+                raise ConstraintFailed("behind a draft that is not allowed", FailedConstraint.DEAD_END)
+            ahead = before.copy()
+            ahead.advance(draft)
+            step.masks.rows[place] = _fill(ahead, spec, step.table, place)
+            states[node] = ahead
+        except ConstraintFailed as error:
+            step.masks.failures[place] = error
+
+
 def _fill_drafts(first: int, row: Row, matcher: ConstraintMatcher, step: _Step) -> None:
     """Fills the masks behind a row's drafts, up to one that the constraint does not allow. `matcher` stays."""
+    if row.parents:
+        return _fill_tree(first, row, matcher, step)
     ahead = matcher.copy()
     for place, (draft, spec) in enumerate(zip(row.tokens[row.num_known_tokens :], row.drafted, strict=True), first):
         try:

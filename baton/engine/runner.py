@@ -14,12 +14,15 @@ from baton.domain.errors import Broken
 from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, DraftedHistory, Row, SampleSpec, StepOutput, WantedDrafts
 from baton.engine.drafts.base import num_matching
+from baton.engine.drafts.trees import walk_trees
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.engine.media.step_inputs import EmbeddingSource, row_blocks, step_embeds, step_positions
 from baton.engine.overlap.device_tokens import SentTokens, fill_futures
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.drafts.chains import DraftRow, PageDrafts
+from baton.model.drafts.slot_moves import move_slots
+from baton.model.drafts.tree_support import tree_refusal
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.prompt_scorer import PromptScorer
 from baton.model.sampling.sampler import SampleResult, sample_tokens
@@ -51,12 +54,18 @@ class ModelStep:
             return self.masks.output(self.batch, self.sent.read())
         sampled = () if self.sample_result is None else self.sample_result.read()
         scores = {} if self.scorer is None else self.scorer.read()
-        output = self.masks.output(self.batch, sampled)
-        if self.drafts is not None and any(row.drafted for row in self.batch.rows):
-            self.drafts.settle([_num_kept(*pair) for pair in zip(self.batch.rows, output.sampled, strict=True)])
+        batch, masks, trees = self.batch, self.masks, dict[int, tuple[int, ...]]()
+        if has_trees := any(row.parents for row in batch.rows):
+            walk = walk_trees(batch, sampled, masks)
+            batch, sampled, masks, trees = walk.batch, walk.sampled, walk.masks, dict(walk.kept)
+            move_slots(self.storage, walk.moves)
+        output = masks.output(batch, sampled)
+        if self.drafts is not None and any(row.drafted for row in batch.rows):
+            pairs = enumerate(zip(batch.rows, output.sampled, strict=True))
+            self.drafts.settle([trees.get(index) or range(_num_kept(*pair)) for index, pair in pairs])
         self.storage.synchronize()
-        if scores or self.has_made:
-            output = replace(output, scores=scores, batch=self.batch if self.has_made else None)
+        if scores or self.has_made or has_trees:
+            output = replace(output, scores=scores, batch=batch if self.has_made or has_trees else None)
         return output
 
 
@@ -78,6 +87,7 @@ class ModelRunner:
         decoder = model.decoder(storage)
         self._decoder = with_cuda_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._drafts = model.drafting(storage)
+        self._tree_refusal = tree_refusal(model)
         self._storage = storage
         self._sampler = model.sampler()
         self._masks = masks
@@ -86,6 +96,11 @@ class ModelRunner:
         self._last: tuple[Batch, torch.Tensor] | None = None  # the step before, and its samples
         self.overlaps = False
         """Set where steps start before the result of the one before is taken: `OverlapScheduler`."""
+
+    @property
+    def tree_refusal(self) -> str:
+        """Why steps cannot verify trees of drafts with this model; empty: they can."""
+        return self._tree_refusal
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
@@ -166,7 +181,7 @@ class ModelRunner:
         keep: list[int] = []
         for row in rows:
             blocks = row_blocks(row) if self._has_blocks and row.media else ()
-            segments.append(Segment(len(ids), row.start, len(row.tokens), row.pages, blocks))
+            segments.append(Segment(len(ids), row.start, len(row.tokens), row.pages, blocks, row.token_parents))
             ids.extend(row.tokens)
             if row.sample is not None:
                 specs.append(row.sample)
@@ -183,7 +198,7 @@ class ModelRunner:
         capture = None if self._drafts is None else self._drafts.new_capture()
         logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds, capture)
         if self._drafts is not None:
-            own_positions = [at for row in rows for at in range(row.start, row.start + len(row.tokens))]
+            own_positions = [at for row in rows for at in row.positions()]
             self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture, embeds)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         specs = check_rows(specs, masks, logits.shape[-1])

@@ -135,6 +135,16 @@ class PageStorage:
             by_slot = view.permute(0, 3, 1, 2, 4)
             by_slot[pages, slots] = tokens.unflatten(-2, by_slot.shape[2:4])
 
+    def move_slots(
+        self, sources: tuple[torch.Tensor, torch.Tensor], targets: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Copies slots of all layers to others, pairwise and all at once: (pages, slots) [moves] each."""
+        views = [view.permute(0, 3, 1, 2, 4) for side in (self._keys, self._values) for view in side]
+        if self.scales is not None:
+            views += [view.transpose(1, 2) for side in (self.scales.keys, self.scales.values) for view in side]
+        for by_slot in views:
+            by_slot[targets] = by_slot[sources]
+
     def clear(self, pages: torch.Tensor) -> None:
         """Zeros whole pages.
 

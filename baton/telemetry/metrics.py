@@ -198,12 +198,7 @@ BORROWED_CORE_SECONDS = Gauge(
     "Time that this worker has computed on cores of other, idle workers of its host.",
     registry=REGISTRY,
 )
-DRAFTS_TOTAL = Counter(
-    "baton_drafts",
-    "Proposals of a drafter that decode steps verified, one a row and step.",
-    ["drafter"],
-    registry=REGISTRY,
-)
+DRAFTS_TOTAL = Counter("baton_drafts", "Proposals that steps verified, one a row.", ["drafter"], registry=REGISTRY)
 DRAFT_TOKENS_TOTAL = Counter("baton_draft_tokens", "Tokens of these proposals.", ["drafter"], registry=REGISTRY)
 DRAFT_ACCEPTED_TOTAL = Counter(
     "baton_draft_accepted", "Draft tokens that were drawn, and so emitted.", ["drafter"], registry=REGISTRY
@@ -213,6 +208,9 @@ DRAFT_ACCEPTED_POSITION_TOTAL = Counter(
     "Draft tokens that were emitted, by their place in the proposal, from 0.",
     ["drafter", "position"],
     registry=REGISTRY,
+)
+DRAFT_OFF_CHAIN_TOTAL = Counter(
+    "baton_draft_off_chain", "Emitted drafts of trees that a chain would not have had.", ["drafter"], registry=REGISTRY
 )
 DRAFT_SKIPPED_TOTAL = Counter(
     "baton_draft_skipped",

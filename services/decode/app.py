@@ -14,7 +14,7 @@ from baton.engine.drafts.budget import DraftBudget
 from baton.engine.drafts.guard import GuardedDrafter
 from baton.engine.drafts.meter import DraftMeter
 from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy
-from baton.engine.drafts.registry import find_drafter
+from baton.engine.drafts.registry import find_drafter, make_drafter, require_trees
 from baton.engine.drafts.runner_drafter import max_chain
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
@@ -76,9 +76,9 @@ WATCH_TIMEOUT_S = 5.0
 
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    find_drafter(
-        settings.drafter, settings.draft_model is not None
-    )  # an unknown name ends the process before it loads a model
+    # A drafter that cannot be made ends the process before it loads a model.
+    entry = find_drafter(settings.drafter, settings.draft_model is not None)
+    require_trees(settings.drafter, entry, settings.tree_widths)
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
     make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows, decodes=True)
     return await run_worker(
@@ -296,16 +296,23 @@ class _Worker:
         entry = find_drafter(settings.drafter, settings.draft_model is not None, engine.num_head_layers > 0)
         if entry is None:
             return None
-        log.info("speculation", drafter=settings.drafter)
+        refusal = engine.runner.tree_refusal
+        widths = () if refusal else settings.tree_widths
+        log.info("speculation", drafter=settings.drafter, tree=",".join(map(str, widths)))
+        if refusal and settings.tree_widths:
+            metrics.DEGRADED.labels("draft_trees").set(1)
+            log.warning("draft_trees_off", reason=refusal, hint="Chains are drafted. Leave out --draft-tree.")
         drafter = GuardedDrafter(
-            entry.make(engine.vocab_size),
+            make_drafter(entry, engine.vocab_size, widths),
             engine.vocab_size,
             _report_drafter_off,
             allows_placeholders=entry.traits.needs_pages,
         )
         pool, page_size = engine.cache.pool, engine.geometry.page_size
         max_drafts = max_chain(engine.num_head_layers) if entry.traits.needs_pages else MAX_DRAFT_TOKENS
-        return DraftPolicy(drafter, max_drafts, page_size, pool, DraftBudget(step_time), engine.masks)
+        policy = DraftPolicy(drafter, max_drafts, page_size, pool, DraftBudget(step_time), engine.masks)
+        policy.allows_trees = not refusal
+        return policy
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)

@@ -199,7 +199,7 @@ class DecodeScheduler:
             if index in output.scores:
                 effects.append(Scored(row.request.id, output.scores[index]))
             if tokens:
-                effects.append(self._emit(row, tokens, len(batch_row.drafted), now))
+                effects.append(self._emit(row, tokens, batch_row, now))
             elif index in output.failures:
                 effects.append(self._fail(row, output.failures[index], now))
         return effects
@@ -306,11 +306,11 @@ class DecodeScheduler:
         budget = self.chunks.token_budget
         left = budget - sum(len(row.tokens) for row in rows) if budget else None
         limits = [DraftLimits.of(row.request, row.tokens, row.table.num_slots) for row in self._running]
-        num_spare_pages = self._imports.num_reservable_pages - len(self._running)
-        planned = policy.plan(limits, StepShape.of(_segments(rows)), left, num_spare_pages)
-        for index, (row, drafts) in enumerate(zip(self._running, planned, strict=True)):
-            if drafts and row.table.extend(len(row.tokens) + len(drafts)):
-                rows[index] = rows[index].with_drafts(row.request, drafts)
+        num_spare = self._imports.num_reservable_pages - len(self._running)
+        planned = policy.plan(limits, StepShape.of(_segments(rows)), left, num_spare)
+        for index, (row, proposal) in enumerate(zip(self._running, planned, strict=True)):
+            if proposal.tokens and row.table.extend(len(row.tokens) + len(proposal.tokens)):
+                rows[index] = rows[index].with_drafts(row.request, proposal.tokens, proposal.parents)
 
     def _batch_row(self, row: DecodeRow, num_tokens: int = 1) -> Row:
         request, start, end = row.request, row.num_filled, row.num_filled + num_tokens
@@ -347,7 +347,7 @@ class DecodeScheduler:
         if crosses_edge:
             row.table.cache_full_pages(row.tokens, num_filled)
 
-    def _emit(self, row: DecodeRow, sampled: tuple[SampledToken, ...], num_drafts: int, now: float) -> EmitTokens:
+    def _emit(self, row: DecodeRow, sampled: tuple[SampledToken, ...], stepped: Row, now: float) -> EmitTokens:
         """Emits the row's newest tokens; all but the last are its own already. Only the last one may end it."""
         last = sampled[-1]
         row.tokens.append(last.token)
@@ -356,9 +356,9 @@ class DecodeScheduler:
             self._local.remove(row)
             self._join(row, "prompt_done", now)
         elif self._drafts is not None:
-            self._drafts.accepted(row.request.id, row.tokens[-len(sampled) :], num_drafts)
+            self._drafts.accepted(row.request.id, row.tokens[-len(sampled) :], len(stepped.drafted), stepped.path)
         tokens: tuple[OutputToken, ...] = (OutputToken(num_output - 1, last.token, last.logprobs),)
-        if num_drafts:
+        if stepped.drafted:
             first = num_output - len(sampled)
             tokens = tuple([OutputToken(index, one.token, one.logprobs) for index, one in enumerate(sampled, first)])
         finish = finish_reason(row.request.stop, last.token, num_output)

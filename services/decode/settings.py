@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import ChunkBudget, ChunkPolicy
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+
+MAX_TREE_DEPTH = 15
+_WIDTHS = frozenset("12345678")
 
 
 class DecodeSettings(WorkerSettings):
@@ -71,11 +74,26 @@ class DecodeSettings(WorkerSettings):
     before, in prompt and output), ngram-shared (also in earlier outputs of the tenant), draft-model, eagle or
     mtp (a model, EAGLE head or MTP layer, see `draft_model`), or the name of a plugin. Tokens do not depend on it."""
 
+    draft_tree: str = ""
+    """The drafter proposes trees: the branches of each node at the first depths, such as 3,2 (each from 1 to 8). Steps
+    verify of them what pays. Empty: chains. With ngram and ngram-shared, for models without sliding windows."""
+
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:
         if 0 < self.token_budget < self.page_size:
             raise ValueError("token_budget must be 0 or at least page_size, or a long prompt would never advance")
         return self
+
+    @field_validator("draft_tree")
+    @classmethod
+    def _is_a_list_of_widths(cls, text: str) -> str:
+        _tree_widths(text)
+        return text
+
+    @property
+    def tree_widths(self) -> tuple[int, ...]:
+        """`draft_tree` as numbers; none: chains."""
+        return _tree_widths(self.draft_tree)
 
     def chunk_budget(self, page_size: int, step_time: StepTimeModel) -> ChunkBudget:
         """Sizes the chunks of one engine."""
@@ -88,3 +106,11 @@ class DecodeSettings(WorkerSettings):
     def preemption_pages(self, num_pages: int) -> int:
         """Size of the swap space beside a pool of `num_pages`."""
         return num_pages if self.host_pages is None else self.host_pages
+
+
+def _tree_widths(text: str) -> tuple[int, ...]:
+    """Raises `ValueError` for anything else than a few small numbers, separated by commas."""
+    parts = text.split(",") if text else []
+    if len(parts) > MAX_TREE_DEPTH or any(part not in _WIDTHS for part in parts):
+        raise ValueError(f"draft_tree must be at most {MAX_TREE_DEPTH} numbers from 1 to 8, separated by commas: 3,2")
+    return tuple(map(int, parts))

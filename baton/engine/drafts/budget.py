@@ -23,11 +23,19 @@ MAX_UNKNOWN_ROWS, MAX_UNKNOWN_TOKENS = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class DraftOption:
-    """A row's proposal: it has `start` tokens in place, `num_tokens` drafts, each accepted with chance `acceptance`."""
+    """A row's proposal: it has `start` tokens in place, `num_tokens` drafts, each accepted with chance `acceptance`.
+
+    `chances`: of a tree, that each node and its whole path are accepted, in falling order; () for a chain.
+    """
 
     start: int
     num_tokens: int
     acceptance: float
+    chances: tuple[float, ...] = ()
+
+    def next_chance(self, chance: float, num_taken: int) -> float:
+        """The chance of the draft behind `num_taken`, of which the last one had `chance`."""
+        return self.chances[num_taken] if self.chances else chance * self.acceptance
 
 
 class DraftBudget:
@@ -60,7 +68,7 @@ class DraftBudget:
         if not self._step_time.reliable:
             few = len(candidates) <= MAX_UNKNOWN_ROWS
             return [min(MAX_UNKNOWN_TOKENS, one.num_tokens) if few else 0 for one in candidates]
-        queue = [(-one.acceptance, index) for index, one in enumerate(candidates) if one.num_tokens]
+        queue = [(-one.next_chance(1.0, 0), index) for index, one in enumerate(candidates) if one.num_tokens]
         heapq.heapify(queue)
         num_expected, seconds = float(len(candidates)), self._step_time.predict(shape)
         while queue:
@@ -73,7 +81,7 @@ class DraftBudget:
             lengths[index] += 1
             shape, seconds, num_expected = longer, longer_s, num_expected + chance
             if lengths[index] < one.num_tokens:
-                heapq.heapreplace(queue, (-chance * one.acceptance, index))
+                heapq.heapreplace(queue, (-one.next_chance(chance, lengths[index]), index))
             else:
                 heapq.heappop(queue)
         return lengths

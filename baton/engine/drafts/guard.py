@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.domain.ids import AttemptId
-from baton.engine.drafts.base import DRAFT_PLACEHOLDER, NO_PROPOSAL, Drafter, Proposal
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, MAX_TREE_NODES, NO_PROPOSAL, ROOT, Drafter, Proposal
 
 MAX_MEAN_CALL_S = 0.002
 """Longest mean duration of the calls of a drafter that stays on."""
@@ -55,15 +55,23 @@ class GuardedDrafter:
         self._call(lambda drafter: drafter.end(id))
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
-        """See `Drafter.propose`. Cut to `max_tokens`, and before the first id that is none of the vocabulary."""
+        """See `Drafter.propose`. Cut to `max_tokens`, and before the first id that is none of the vocabulary.
+
+        A tree is cut to `MAX_TREE_NODES`, and before the first token without a parent before it.
+        """
         proposal = self._call(lambda drafter: self._cut(drafter.propose(id, max_tokens), max_tokens))
         return NO_PROPOSAL if proposal is None else proposal
 
     def _cut(self, proposal: Proposal, max_tokens: int) -> Proposal:
         """`proposal` up to the first token that no step could verify."""
-        tokens = proposal.tokens[:max_tokens]
+        parents = proposal.parents
+        tokens = proposal.tokens[: MAX_TREE_NODES if parents else max_tokens]
         if not (self._allows_placeholders and all(token == DRAFT_PLACEHOLDER for token in tokens)):
             tokens = tuple(itertools.takewhile(self._is_known, tokens))
+        if parents:
+            known = itertools.takewhile(lambda pair: _is_parent(pair[1], pair[0]), enumerate(parents[: len(tokens)]))
+            count = sum(1 for _ in known)
+            return Proposal(tokens[:count], proposal.grade, parents[:count])
         return proposal if len(tokens) == len(proposal.tokens) else Proposal(tokens, proposal.grade)
 
     def _is_known(self, token: int) -> bool:
@@ -89,3 +97,7 @@ class GuardedDrafter:
     def _turn_off(self, reason: str) -> None:
         self._drafter = None
         self._on_off(reason)
+
+
+def _is_parent(parent: int, node: int) -> bool:
+    return type(parent) is int and ROOT <= parent < node

@@ -14,6 +14,7 @@ class DraftMeter:
         self._proposals = metrics.DRAFTS_TOTAL.labels(drafter)
         self._tokens = metrics.DRAFT_TOKENS_TOTAL.labels(drafter)
         self._accepted = metrics.DRAFT_ACCEPTED_TOTAL.labels(drafter)
+        self._off_chain = metrics.DRAFT_OFF_CHAIN_TOTAL.labels(drafter)
         self._accepted_at = [
             metrics.DRAFT_ACCEPTED_POSITION_TOTAL.labels(drafter, str(place))
             for place in range(len(totals.accepted_at))
@@ -29,6 +30,7 @@ class DraftMeter:
         self._proposals.inc(now.num_proposals - before.num_proposals)
         self._tokens.inc(now.num_drafts - before.num_drafts)
         self._accepted.inc(now.num_accepted - before.num_accepted)
+        self._off_chain.inc(now.num_off_chain - before.num_off_chain)
         for place, counter in enumerate(self._accepted_at):
             counter.inc(now.accepted_at[place] - before.accepted_at[place])
         for reason, counter in self._skipped.items():

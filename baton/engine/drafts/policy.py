@@ -15,7 +15,15 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest
 from baton.domain.timing.step_time import StepShape
 from baton.engine.drafts.acceptance import AcceptanceModel
-from baton.engine.drafts.base import DRAFT_PLACEHOLDER, NO_PROPOSAL, Drafter, Proposal
+from baton.engine.drafts.base import (
+    DRAFT_PLACEHOLDER,
+    NO_PROPOSAL,
+    Drafter,
+    Proposal,
+    draft_path,
+    first_chain,
+    num_off_chain,
+)
 from baton.engine.drafts.budget import DraftBudget, DraftOption
 from baton.engine.drafts.hidden_media import hide_media, num_drafted_tokens
 from baton.kv.pages import PagePool
@@ -79,10 +87,15 @@ class DraftConstraints(Protocol):
 
 @dataclass(slots=True)
 class DraftTotals:
-    """Counts since the start. `accepted_at[n]`: steps that accepted the draft at place n of a row."""
+    """Counts since the start. `accepted_at[n]`: steps that accepted the draft at place n of a row.
+
+    `num_off_chain`: accepted drafts of trees that a chain would not have had: a node before or at them has siblings
+    before it.
+    """
 
     num_proposals: int = 0
     num_drafts: int = 0
+    num_off_chain: int = 0
     accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
     skipped: dict[DraftSkipReason, int] = field(default_factory=lambda: dict.fromkeys(DraftSkipReason, 0))
 
@@ -92,7 +105,8 @@ class DraftTotals:
 
     def copy(self) -> DraftTotals:
         """The counts as they are now."""
-        return DraftTotals(self.num_proposals, self.num_drafts, list(self.accepted_at), dict(self.skipped))
+        counts = self.num_proposals, self.num_drafts, self.num_off_chain
+        return DraftTotals(*counts, list(self.accepted_at), dict(self.skipped))
 
 
 class DraftPolicy:
@@ -111,6 +125,8 @@ class DraftPolicy:
 
         `constraints` None: proposals of constrained rows are not cut.
         """
+        self.allows_trees = True
+        """False: a tree is cut to its chain of first children."""
         self._drafter = drafter
         self._pool = pool
         self._max_tokens = min(max_tokens, MAX_DRAFT_TOKENS)
@@ -118,7 +134,7 @@ class DraftPolicy:
         self._budget = budget
         self._constraints = constraints
         self._acceptance = AcceptanceModel()
-        self._grades: dict[AttemptId, int] = {}  # of the drafts in the step under way
+        self._planned: dict[AttemptId, Proposal] = {}  # the drafts in the step under way
         self.totals = DraftTotals()
 
     def begin(self, request: EngineRequest, tokens: Sequence[int]) -> None:
@@ -129,15 +145,23 @@ class DraftPolicy:
         """A row has ended."""
         self._drafter.end(id)
         self._acceptance.end(id)
-        self._grades.pop(id, None)
+        self._planned.pop(id, None)
 
-    def accepted(self, id: AttemptId, tokens: Sequence[int], num_drafts: int) -> None:
-        """A step gave the row `tokens`, after `num_drafts` drafts: all but the last were among these."""
+    def accepted(self, id: AttemptId, tokens: Sequence[int], num_drafts: int, path: Sequence[int] = ()) -> None:
+        """A step gave the row `tokens`, after `num_drafts` drafts: all but the last were among these.
+
+        `path`: the nodes of a planned tree that these drafts are.
+        """
         if num_drafts:
             num_accepted = len(tokens) - 1
             for place in range(num_accepted):
                 self.totals.accepted_at[place] += 1
-            self._acceptance.observe(id, self._grades.get(id, 0), num_drafts, num_accepted)
+            proposal = self._planned.get(id, NO_PROPOSAL)
+            if proposal.parents:
+                self.totals.num_off_chain += num_off_chain(proposal.parents, path[:num_accepted])
+                self._acceptance.observe_tree(id, proposal, path[:num_accepted])
+            else:
+                self._acceptance.observe(id, proposal.grade, num_drafts, num_accepted)
         self._drafter.accepted(id, tokens)
 
     def skip(self, reason: DraftSkipReason, num_rows: int) -> None:
@@ -146,7 +170,7 @@ class DraftPolicy:
 
     def plan(
         self, rows: Sequence[DraftLimits], shape: StepShape, num_step_tokens: int | None, num_spare_pages: int
-    ) -> list[tuple[int, ...]]:
+    ) -> list[Proposal]:
         """The drafts of each row, perhaps none.
 
         `shape`: the step without drafts. `num_step_tokens`: tokens that it may have besides; None: any number.
@@ -156,7 +180,7 @@ class DraftPolicy:
         self._acceptance.begin_step()
         if self._budget is not None and not self._budget.worth_asking(shape, len(rows)):
             self.skip(DraftSkipReason.LOAD, len(rows))
-            return [()] * len(rows)
+            return [NO_PROPOSAL] * len(rows)
         left = self._max_tokens * len(rows) if num_step_tokens is None else num_step_tokens
         spare = min(num_spare_pages, self._pool.num_free)
         proposals = []
@@ -178,6 +202,10 @@ class DraftPolicy:
         if not proposal.tokens:
             self.skip(DraftSkipReason.NO_MATCH, 1)
             return NO_PROPOSAL
+        if proposal.parents and self.allows_trees:
+            return self._tree(row, proposal, limit)
+        if proposal.parents:
+            proposal = first_chain(proposal, limit)
         is_known = proposal.tokens[0] != DRAFT_PLACEHOLDER
         if is_known and row.request.media:
             limit = min(limit, num_drafted_tokens(proposal.tokens))
@@ -188,18 +216,46 @@ class DraftPolicy:
             limit = min(limit, self._constraints.num_allowed(row.request, row.tokens, proposal.tokens[:limit]))
             if limit == 0:
                 self.skip(DraftSkipReason.CONSTRAINT, 1)
-        return proposal if len(proposal.tokens) <= limit else Proposal(proposal.tokens[:limit], proposal.grade)
+        return proposal.first(limit)
 
-    def _cut(
-        self, rows: Sequence[DraftLimits], proposals: Sequence[Proposal], shape: StepShape
-    ) -> list[tuple[int, ...]]:
+    def _tree(self, row: DraftLimits, proposal: Proposal, limit: int) -> Proposal:
+        """The `limit` most probable nodes of a tree, the best first; the row's constraint allows their paths.
+
+        Equal chances keep their order, and no node is likelier than its parent: so each comes behind its parent.
+        """
+        allowed = self._allowed_nodes(row, proposal)
+        if not allowed:
+            constrained = row.request.constraint is not None and proposal.tokens[0] >= 0
+            self.skip(DraftSkipReason.CONSTRAINT if constrained else DraftSkipReason.NO_MATCH, 1)
+            return NO_PROPOSAL
+        proposal = proposal.only(allowed)
+        chances = self._acceptance.chances(row.id, proposal)
+        best = sorted(range(len(chances)), key=lambda node: -chances[node])
+        return proposal.only(best[:limit])
+
+    def _allowed_nodes(self, row: DraftLimits, proposal: Proposal) -> list[int]:
+        """The nodes whose paths the vocabulary and the row's constraint allow; all, if they are not made yet."""
+        every = range(len(proposal.tokens))
+        if proposal.tokens[0] == DRAFT_PLACEHOLDER:
+            return list(every)
+        constraints = None if row.request.constraint is None else self._constraints
+        if constraints is None and not row.request.media:
+            return list(every)
+        allowed: set[int] = set()
+        for leaf in set(every).difference(proposal.parents):
+            path = draft_path(proposal.parents, leaf)
+            tokens = [proposal.tokens[node] for node in path]
+            limit = num_drafted_tokens(tokens)
+            if constraints is not None:
+                limit = min(limit, constraints.num_allowed(row.request, row.tokens, tokens[:limit]))
+            allowed.update(path[:limit])
+        return sorted(allowed)
+
+    def _cut(self, rows: Sequence[DraftLimits], proposals: Sequence[Proposal], shape: StepShape) -> list[Proposal]:
         """What of the proposals pays."""
         lengths = [len(proposal.tokens) for proposal in proposals]
         if self._budget is not None and any(lengths):
-            candidates = [
-                DraftOption(row.start, length, self._acceptance.estimate(row.id, proposal.grade))
-                for row, proposal, length in zip(rows, proposals, lengths, strict=True)
-            ]
+            candidates = [self._option(*pair) for pair in zip(rows, proposals, strict=True)]
             wanted, lengths = lengths, self._budget.lengths(candidates, shape)
             self.skip(DraftSkipReason.LOAD, sum(bool(w and not n) for w, n in zip(wanted, lengths, strict=True)))
         planned = []
@@ -207,9 +263,14 @@ class DraftPolicy:
             if length:
                 self.totals.num_proposals += 1
                 self.totals.num_drafts += length
-                self._grades[row.id] = proposal.grade
-            planned.append(proposal.tokens[:length])
+                self._planned[row.id] = proposal.first(length)
+            planned.append(proposal.first(length))
         return planned
+
+    def _option(self, row: DraftLimits, proposal: Proposal) -> DraftOption:
+        acceptance = self._acceptance.estimate(row.id, proposal.grade)
+        chances = tuple(self._acceptance.chances(row.id, proposal)) if proposal.parents else ()
+        return DraftOption(row.start, len(proposal.tokens), acceptance, chances)
 
 
 def _reason(row: DraftLimits, num_slots: int) -> DraftSkipReason:

@@ -6,7 +6,7 @@ An entry point of the group `baton.drafters` loads to a `DrafterEntry`; its name
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from baton.settings.base import SettingsError
 
 ENTRY_POINT_GROUP = "baton.drafters"
 NO_DRAFTER = "none"
+TREE_STEP_TOKENS = 1024
 STORE_BYTES = 64 << 20
 """Of earlier outputs that `ngram-shared` keeps: some 700,000 tokens."""
 
@@ -28,7 +29,8 @@ class DrafterTraits:
     """What a drafter needs of the engine. A worker refuses one that needs what it does not have.
 
     `needs_pages`: a draft model or head, which has layers of its own in the pages. `needs_features`: a head, which
-    reads hidden states of the target. `max_branches`: of a tree of proposals; 1: chains.
+    reads hidden states of the target. `max_branches`: of the trees that it proposes, whatever the
+    settings say; a worker that verifies none takes their chain of first children. 1: chains.
     """
 
     needs_pages: bool = False
@@ -43,25 +45,34 @@ HEAD_CHAINS = DrafterTraits(needs_pages=True, needs_features=True)
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """Makes the drafter of one worker, for a vocabulary of that size."""
+    """Makes the drafter of one worker, for a vocabulary of that size.
+
+    `make_trees`: the same as one of trees with so many branches at the first depths; None: it makes none.
+    """
 
     make: Callable[[int], Drafter]
     traits: DrafterTraits = CHAINS
+    make_trees: Callable[[int, tuple[int, ...]], Drafter] | None = None
 
 
-def _ngram(_: int) -> NGramDrafter:
-    return NGramDrafter(max_step_tokens(), new_index=new_suffix_index)
+def _step_tokens(widths: tuple[int, ...]) -> int:
+    """Tokens that all rows index in a step; what followed three tokens is kept by Python."""
+    return min(max_step_tokens(), TREE_STEP_TOKENS) if widths else max_step_tokens()
 
 
-def _ngram_shared(_: int) -> NGramDrafter:
+def _ngram(_: int, widths: tuple[int, ...] = ()) -> NGramDrafter:
+    return NGramDrafter(_step_tokens(widths), new_index=new_suffix_index, widths=widths)
+
+
+def _ngram_shared(_: int, widths: tuple[int, ...] = ()) -> NGramDrafter:
     store = SuffixStore(STORE_BYTES, new_suffix_index, min(MAX_OUTPUT_TOKENS, max_step_tokens()))
-    return NGramDrafter(max_step_tokens(), new_index=new_suffix_index, store=store)
+    return NGramDrafter(_step_tokens(widths), new_index=new_suffix_index, store=store, widths=widths)
 
 
 BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
     {
-        "ngram": DrafterEntry(_ngram),
-        "ngram-shared": DrafterEntry(_ngram_shared),
+        "ngram": DrafterEntry(_ngram, make_trees=_ngram),
+        "ngram-shared": DrafterEntry(_ngram_shared, make_trees=_ngram_shared),
         "draft-model": DrafterEntry(lambda _: RunnerDrafter(), DRAFT_MODEL_CHAINS),
         "eagle": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),  # a head of any kind; its files say which
         "mtp": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
@@ -84,10 +95,21 @@ def find_drafter(name: str, has_draft_model: bool = False, has_head: bool | None
     if entry.traits.needs_pages and has_head not in (None, entry.traits.needs_features):
         found, other = ("a head", "eagle or mtp") if has_head else ("a model, not a head", "draft-model")
         raise SettingsError(f"drafter={name}", why=f"--draft-model is {found}", hint=f"Use --drafter {other}.")
-    if entry.traits not in (CHAINS, DRAFT_MODEL_CHAINS, HEAD_CHAINS):
+    if replace(entry.traits, max_branches=1) not in (CHAINS, DRAFT_MODEL_CHAINS, HEAD_CHAINS):
         why = f"it needs {entry.traits}"
-        raise SettingsError(f"drafter={name}", why=why, hint="This engine verifies chains of tokens only.")
+        raise SettingsError(f"drafter={name}", why=why, hint="This engine has no such drafters.")
     return entry
+
+
+def require_trees(name: str, entry: DrafterEntry | None, widths: tuple[int, ...]) -> None:
+    """Raises `SettingsError` if `widths` ask for trees and the drafter called `name` makes none."""
+    if widths and (entry is None or entry.make_trees is None):
+        raise SettingsError(f"drafter={name}", why="it makes no trees", hint="Leave out --draft-tree.")
+
+
+def make_drafter(entry: DrafterEntry, vocab_size: int, widths: tuple[int, ...]) -> Drafter:
+    """The drafter of `entry`, of trees if there are `widths`."""
+    return entry.make_trees(vocab_size, widths) if widths and entry.make_trees else entry.make(vocab_size)
 
 
 def _plugin(name: str) -> DrafterEntry:

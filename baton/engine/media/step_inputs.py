@@ -31,11 +31,20 @@ def step_positions(rows: Sequence[Row]) -> list[int] | tuple[list[int], list[int
     if not any(has_axes(row.start, row.start + len(row.tokens), row.media) for row in rows):
         positions: list[int] = []
         for row in rows:
-            first = row.start + position_offset(row.start, row.media)
+            offset = position_offset(row.start, row.media)
+            if row.parents:
+                positions += [offset + position for position in row.positions()]
+                continue
+            first = row.start + offset
             positions.extend(range(first, first + len(row.tokens)))
         return positions
     axes: tuple[list[int], list[int], list[int]] = ([], [], [])
     for row in rows:
+        if row.parents:  # behind its images, where all axes are equal
+            offset = position_offset(row.start, row.media)
+            for axis in axes:
+                axis.extend([offset + position for position in row.positions()])
+            continue
         own = axis_positions(row.start, row.start + len(row.tokens), row.media)
         for axis, more in zip(axes, own, strict=True):
             axis.extend(more)

@@ -21,6 +21,10 @@ class Segment:
     In the step's flat tensors they are at [offset, offset + num_tokens). A token in one of `blocks`, (start, end) in
     order, attends to the keys of all of it: to those behind it, too. A block may begin before the segment and must not
     end behind it.
+
+    `parents`: the tokens are a tree in adjacent slots: the index of the token before each, less than its own, and -1
+    for the first token and no other. A token attends to what lies before the segment and to its path, and its position
+    is `start` and the length of that path. Layers with a window cannot have trees. Empty: a chain.
     """
 
     offset: int
@@ -28,6 +32,14 @@ class Segment:
     num_tokens: int
     pages: Sequence[int]
     blocks: tuple[tuple[int, int], ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def paths(self) -> list[list[int]]:
+        """For each token of a tree the tokens that it attends to among the new ones: its path, and itself."""
+        paths: list[list[int]] = []
+        for token, parent in enumerate(self.parents):
+            paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        return paths
 
     @property
     def end(self) -> int:
@@ -69,6 +81,25 @@ class StepMetadata:
     def has_blocks(self) -> bool:
         """True if some token attends to keys behind it."""
         return any(segment.blocks for segment in self.segments)
+
+    @property
+    def has_trees(self) -> bool:
+        """True if the tokens of some segment are a tree."""
+        return any(segment.parents for segment in self.segments)
+
+
+def tree_mask(segment: Segment, device: torch.device | str = "cpu") -> torch.Tensor:
+    """[tokens, tokens], bool: True where a token of a tree attends to another one of it, or to itself."""
+    mask = torch.zeros(segment.num_tokens, segment.num_tokens, dtype=torch.bool)
+    for token, path in enumerate(segment.paths()):
+        mask[token, path] = True
+    return mask.to(device)
+
+
+def require_no_window(window: int | None) -> None:
+    """Raises `ValueError` for a layer that a tree cannot have: its window would count slots, not positions."""
+    if window is not None:
+        raise ValueError("a tree of drafts in a layer with a window")
 
 
 def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device | str = "cpu") -> StepMetadata:

@@ -52,11 +52,12 @@ def attend_chunk(
     keys_start: int,
     first_key: int = 0,
     visible_ends: Sequence[int] | None = None,
+    tree: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of queries at positions [start, start + tokens): `query` [tokens, num_heads, dim].
 
     Queries from `first_key` on see no key before it. `visible_ends`: one past the last key that each query sees; None:
-    its own.
+    its own. `tree` [tokens, tokens], bool: those of the new keys that each query sees; None: all up to its own.
 
     `keys` and `values` [num_kv_heads, slots, dim] hold positions [keys_start, start + tokens). Returns [tokens,
     num_heads, v_head_dim].
@@ -69,6 +70,9 @@ def attend_chunk(
         query.to(dtype).reshape(num_tokens, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
     )  # [kv_heads, group, tokens, .]
     out = query.new_empty(num_tokens, num_heads, values.shape[-1])
+    if tree is not None:
+        tile = _attend_tile(call, packed, keys, values, start, keys_start, first_key, None, tree)
+        return tile.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, -1).to(query.dtype)
     for first in range(0, num_tokens, TILE_TOKENS):
         last = min(num_tokens, first + TILE_TOKENS)
         low = keys_start if call.window is None else max(keys_start, start + first - call.window + 1)
@@ -90,6 +94,7 @@ def _attend_tile(
     keys_start: int,
     first_key: int,
     ends: Sequence[int] | None,
+    tree: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of `query` [kv_heads, group, tokens, dim] over `keys` [kv_heads, slots, dim].
 
@@ -98,7 +103,10 @@ def _attend_tile(
     num_kv_heads, group, num_tokens, dim = query.shape
     flat = query.reshape(num_kv_heads, group * num_tokens, dim)
     scores = _scores(call, flat, keys).view(num_kv_heads, group, num_tokens, -1)
-    _hide(scores, start, keys_start, call.window, ends)
+    if tree is None:
+        _hide(scores, start, keys_start, call.window, ends)
+    else:
+        scores[..., -num_tokens:].masked_fill_(~tree, -torch.inf)
     if first_key > keys_start:
         scores[..., max(0, first_key - start) :, : first_key - keys_start] = -torch.inf
     sinks = None if call.sinks is None else call.sinks.view(num_kv_heads, group, 1, 1)

@@ -1,7 +1,8 @@
 """Paged attention on CUDA through flashinfer. Imported only where there is a GPU; see `docs/gpu.md`.
 
 Written against flashinfer-python 0.7. Its decode wrapper serves steps of single tokens, its prefill wrapper steps with
-chunks. There is one wrapper of each kind for every distinct (window, softcap) of the layers, planned once a step on the
+chunks. Steps with trees of drafts give it a mask of all their tokens (`custom_mask`): no GPU has run that. There is one
+wrapper of each kind for every distinct (window, softcap) of the layers, planned once a step on the
 page-major HND views of the pool. The torch backend serves sinks, layers whose K and V differ in size, and steps with
 blocks, whose tokens see keys behind them: a chunk with an image of Gemma 3.
 """
@@ -19,7 +20,13 @@ import numpy as np
 import torch
 
 from baton.domain.arithmetic import ceil_div
-from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
+from baton.model.attention.base import (
+    AttentionBackend,
+    AttentionCall,
+    StepMetadata,
+    require_no_window,
+    tree_mask,
+)
 from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.storage import PageStorage
@@ -82,12 +89,16 @@ class FlashinferAttention:
             return
         self._current = self._chunks
         layer = self._layer
+        masks = {"custom_mask": step_mask(step, self._storage.device)} if step.has_trees else {}
         with self._planning():
             for (window, softcap), wrapper in self._chunks.items():
+                if masks:
+                    require_no_window(window)
                 wrapper.plan(
                     *(tables.query_offsets, tables.table_offsets, tables.pages, tables.last_slots),
                     *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, step.page_size),
-                    causal=True,
+                    causal=not masks,
+                    **masks,
                     **self._options(window, softcap),
                 )
 
@@ -202,6 +213,19 @@ class PageTables:
             pages.extend(segment.pages[:num_pages])
             last_slots.append(segment.end - (num_pages - 1) * step.page_size)
         return cls(_int32(query_offsets), _int32(table_offsets), _int32(pages), _int32(last_slots))
+
+
+def step_mask(step: StepMetadata, device: torch.device) -> torch.Tensor:
+    """The `custom_mask` of a step with trees: [queries, keys] of each segment, flat, one after another; bool."""
+    parts = []
+    for segment in step.segments:
+        places = torch.arange(segment.end, device=device)
+        queries = torch.arange(segment.start, segment.end, device=device)
+        mask = places <= queries[:, None]
+        if segment.parents:
+            mask[:, segment.start :] = tree_mask(segment, device)
+        parts.append(mask.flatten())
+    return torch.cat(parts)
 
 
 def _int32(values: Sequence[int]) -> torch.Tensor:

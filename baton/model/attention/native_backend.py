@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from baton.domain.arithmetic import ceil_div
-from baton.model.attention.base import AttentionCall, Segment, StepMetadata
+from baton.model.attention.base import AttentionCall, Segment, StepMetadata, require_no_window
 from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.cpu import has_bfloat16_arithmetic
@@ -58,7 +58,10 @@ class _Segments(ctypes.Structure):
 
     _fields_ = (
         ("num_segments", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("offset", "start", "num_tokens", "first_page", "pages", "visible_ends")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("offset", "start", "num_tokens", "first_page", "pages", "visible_ends", "parents")
+        ),
     )
 
 
@@ -72,8 +75,10 @@ class _Plan:
             pages.extend(segment.pages[: ceil_div(segment.end, page_size)])
         columns = [array("q", [getattr(segment, name) for segment in segments]) for name in _SEGMENT_COLUMNS]
         self.page_size = page_size
+        self.has_trees = any(segment.parents for segment in segments)
         ends = array("q", _flat_ends(segments) if any(segment.blocks for segment in segments) else [])
-        self._arrays = (*columns, first_page, pages, ends)
+        parents = array("q", _flat_parents(segments) if self.has_trees else [])
+        self._arrays = (*columns, first_page, pages, ends, parents)
         addresses = [numbers.buffer_info()[0] if numbers else None for numbers in self._arrays]
         self.struct = _Segments(len(segments), *addresses)
 
@@ -84,6 +89,14 @@ def _flat_ends(segments: Sequence[Segment]) -> list[int]:
     for segment in segments:
         ends[segment.offset : segment.offset + segment.num_tokens] = segment.visible_ends()
     return ends
+
+
+def _flat_parents(segments: Sequence[Segment]) -> list[int]:
+    """The parent of each token of the step: -1 for the first one of a tree, and 0 for that of any other segment."""
+    parents = [0] * max(segment.offset + segment.num_tokens for segment in segments)
+    for segment in segments:
+        parents[segment.offset : segment.offset + len(segment.parents)] = segment.parents
+    return parents
 
 
 class NativeAttention:
@@ -123,6 +136,8 @@ class NativeAttention:
         return out
 
     def _attend(self, call: AttentionCall, plan: _Plan) -> torch.Tensor:
+        if plan.has_trees:
+            require_no_window(call.window)
         keys, values = self._storage.keys(call.layer), self._storage.values(call.layer)
         scales, dtype = self._storage.scales, self._storage.dtype
         num_groups, group_heads = keys.shape[1:3]

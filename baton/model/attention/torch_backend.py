@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.domain.arithmetic import ceil_div
-from baton.model.attention.base import AttentionCall, Segment, StepMetadata
+from baton.model.attention.base import AttentionCall, Segment, StepMetadata, require_no_window, tree_mask
 from baton.model.attention.dense import attend_chunk, attend_rows
 from baton.model.storage import PageSelection, PageStorage
 
@@ -31,12 +31,16 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A segment of several new tokens, and its pages from `keys_start` on. `visible_ends` None: it has no blocks."""
+    """A segment of several new tokens, and its pages from `keys_start` on. `visible_ends` None: it has no blocks.
+
+    `tree`: the tokens that each sees among the new ones; None: all up to itself.
+    """
 
     segment: Segment
     pages: PageSelection
     keys_start: int
     visible_ends: list[int] | None = None
+    tree: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class TorchAttention:
             place = slice(segment.offset, segment.offset + segment.num_tokens)
             keys, values = (side[0, :, seen] for side in chunk.pages.keys_and_values(call.layer))
             places = segment.start, chunk.keys_start, self._first_key, chunk.visible_ends
-            out[place] = attend_chunk(call, call.query[place], keys, values, *places)
+            out[place] = attend_chunk(call, call.query[place], keys, values, *places, chunk.tree)
         return out
 
     def _plan(self, window: int | None) -> WindowPlan:
@@ -87,12 +91,17 @@ class TorchAttention:
         rows = [span for span in spans if span.segment.num_tokens == 1]
         return WindowPlan(
             tuple(self._group(members, step.page_size, window) for members in _cut_groups(rows)),
-            tuple(self._chunk(span, step.page_size) for span in spans if span.segment.num_tokens > 1),
+            tuple(self._chunk(span, step.page_size, window) for span in spans if span.segment.num_tokens > 1),
         )
 
-    def _chunk(self, span: _Span, page_size: int) -> Chunk:
-        ends = span.segment.visible_ends() if span.segment.blocks else None
-        return Chunk(span.segment, self._select([span.pages]), span.first_page * page_size, ends)
+    def _chunk(self, span: _Span, page_size: int, window: int | None) -> Chunk:
+        segment = span.segment
+        ends = segment.visible_ends() if segment.blocks else None
+        tree = None
+        if segment.parents:
+            require_no_window(window)
+            tree = tree_mask(segment, self._storage.device)
+        return Chunk(segment, self._select([span.pages]), span.first_page * page_size, ends, tree)
 
     def _group(self, members: Sequence[_Span], page_size: int, window: int | None) -> RowGroup:
         """Groups `members`, longest first. Shorter tables repeat their first page, which the bias masks."""

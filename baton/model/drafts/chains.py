@@ -62,8 +62,11 @@ class PageDrafts(Protocol):
         """
         ...
 
-    def settle(self, kept: Sequence[int]) -> None:
-        """The first `kept[i]` tokens of segment i of the step written last are true; the rest were rejected."""
+    def settle(self, kept: Sequence[Sequence[int]]) -> None:
+        """The tokens `kept[i]` of segment i of the step written last are true, in this order; the rest were rejected.
+
+        Their slots were not moved yet, or were: it reads none.
+        """
         ...
 
 

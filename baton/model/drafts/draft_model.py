@@ -54,7 +54,7 @@ class DraftModel:
         """See `PageDrafts.write`. A draft model is one of text: it reads the placeholders of images as tokens."""
         self._run(input_ids, positions, step, torch.tensor([input_ids.shape[0] - 1], device=input_ids.device))
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def settle(self, kept: Sequence[Sequence[int]]) -> None:
         """See `PageDrafts.settle`: slots behind the kept ones are written again."""
 
     def _logits_after(self, _: Sequence[int], tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:

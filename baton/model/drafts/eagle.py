@@ -87,7 +87,7 @@ class EagleDrafts:
             self._layer.write(input_ids, self._tails.shift(step, features, before), positions, step, embeds)
             self._tails.write(step, features)
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def settle(self, kept: Sequence[Sequence[int]]) -> None:
         """See `PageDrafts.settle`: the last kept token's page gets its feature. `kept` has at least 1 for each."""
         with torch.inference_mode():
             self._tails.settle(kept)

@@ -85,7 +85,7 @@ class DepthDrafts:
             self._layers[-1].write(input_ids, shifted, positions, step, embeds)
             self._tails.write(step, torch.cat(features, dim=1))
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def settle(self, kept: Sequence[Sequence[int]]) -> None:
         """See `PageDrafts.settle`. `kept` has at least 1 for each."""
         with torch.inference_mode():
             self._tails.settle(kept)

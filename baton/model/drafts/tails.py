@@ -35,6 +35,11 @@ class PageTails:
         `features` [tokens, width]: of the step's own slots; `before` [segments, width]: of those before it.
         """
         shifted = features.roll(1, 0)
+        for segment in step.segments:
+            if segment.parents:
+                places = [segment.offset + parent for parent in segment.parents[1:]]
+                rows = features[int64_tensor(places, features.device)]
+                shifted[segment.offset + 1 : segment.offset + segment.num_tokens] = rows
         shifted[int64_tensor([segment.offset for segment in step.segments], shifted.device)] = before
         return shifted
 
@@ -43,15 +48,19 @@ class PageTails:
         self._set(features, [place for segment in step.segments for place in _page_ends(segment, step.page_size)])
         self._written = step, features
 
-    def settle(self, kept: Sequence[int]) -> None:
-        """Sets them again where fewer tokens of a segment of that step were kept; `kept` has at least 1 for each."""
+    def settle(self, kept: Sequence[Sequence[int]]) -> None:
+        """Sets them again where only some tokens of a segment of that step were kept.
+
+        `kept`: for each segment the indices of its kept tokens in the order of their positions, at least one.
+        """
         if self._written is None:
             raise ValueError("no step was written")
         step, features = self._written
         places = [
-            (segment.pages[(segment.start + count - 1) // self._page_size], segment.offset + count - 1)
-            for segment, count in zip(step.segments, kept, strict=True)
-            if count < segment.num_tokens
+            place
+            for segment, tokens in zip(step.segments, kept, strict=True)
+            if len(tokens) < segment.num_tokens or segment.parents
+            for place in _kept_ends(segment, tokens, self._page_size)
         ]
         self._set(features, places)
 
@@ -67,3 +76,11 @@ def _page_ends(segment: Segment, page_size: int) -> Iterator[tuple[int, int]]:
     for number in range(segment.start // page_size, (segment.end - 1) // page_size + 1):
         last = min(segment.end, (number + 1) * page_size) - 1
         yield segment.pages[number], segment.offset + last - segment.start
+
+
+def _kept_ends(segment: Segment, kept: Sequence[int], page_size: int) -> Iterator[tuple[int, int]]:
+    """The same for a segment of which only some tokens were kept; they lie in adjacent slots."""
+    for place, token in enumerate(kept):
+        at = segment.start + place
+        if place == len(kept) - 1 or (at + 1) % page_size == 0:
+            yield segment.pages[at // page_size], segment.offset + token

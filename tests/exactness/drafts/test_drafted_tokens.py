@@ -14,13 +14,14 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken, SamplingParams, StopParams
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy
+from baton.model.drafts.tree_support import tree_refusal
 from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.loading.self_check import VerificationBits
 from baton.services.local.pair import LocalPair, PairLimits
 from tests.kernels import kernel_levels
-from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter, TreeDrafter
 from tests.tiny_models import VOCAB_SIZE, save_random_model
 
 pytestmark = [pytest.mark.exactness, pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")]
@@ -71,6 +72,8 @@ def generate(model: LoadedModel, stops: list[StopParams], expected: list[list[Ou
 def _make(name: str, right: dict[AttemptId, list[int]]) -> Drafter:
     if name == "adversary":
         return AdversarialDrafter(right.__getitem__, VOCAB_SIZE)
+    if name == "trees":
+        return TreeDrafter(right.__getitem__, VOCAB_SIZE)
     return OracleDrafter(right.__getitem__, float(name), VOCAB_SIZE)
 
 
@@ -96,8 +99,10 @@ def test_output_does_not_depend_on_the_drafter(tmp_path: Path, family: str, dtyp
     stops[3], stops[4] = StopParams(MAX_TOKENS, 5, bans), StopParams(MAX_TOKENS, 11, bans)
     plain, _ = generate(model, stops, None, "")
     assert len(plain[1]) <= 13
-    for drafter in ("1.0", "0.6", "adversary"):
+    for drafter in ("1.0", "0.6", "adversary", *(["trees"] if not tree_refusal(model) else [])):
         drafted, totals = generate(model, stops, plain, drafter)
         assert drafted == plain, f"{drafter}: tokens, indices or log probabilities differ"
         assert totals.num_drafts > totals.num_accepted > 0
         assert max(place for place, count in enumerate(totals.accepted_at) if count) >= 3
+        assert (totals.num_off_chain > 10) == (drafter == "trees")
+    assert (tree_refusal(model) == "layers with a sliding window") == (family == "gemma2")

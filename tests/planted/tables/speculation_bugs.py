@@ -12,8 +12,67 @@ LOCKSTEP = "tests/property/drafts/test_drafts.py::test_rejected_drafts_leave_no_
 RESUMED = "tests/property/drafts/test_drafts.py::test_a_row_that_was_preempted_goes_on_with_its_drafter"
 VERIFICATION = "tests/unit/engine/drafts/test_verification.py"
 
+TREES, WALK = "trees leave one path", "baton/engine/drafts/trees.py"
+TREE_TESTS, TREE_MASKS = "tests/unit/engine/drafts/test_trees.py", "tests/unit/model/attention/test_trees.py"
+
 SPECULATION_BUGS = (
     *DRAFT_MODEL_BUGS,
+    PlantedBug(
+        TREES,
+        "a draft of another branch is accepted",
+        WALK,
+        "for child, parent in enumerate(row.parents) if parent == node)",
+        "for child, parent in enumerate(row.parents) if child > node)",
+        TREE_TESTS,
+    ),
+    PlantedBug(
+        TREES,
+        "the accepted path stays in the slots of its nodes",
+        "baton/engine/fake_runner.py",
+        "                self._move(moves)\n",
+        "                pass\n",
+        TREE_TESTS,
+    ),
+    PlantedBug(
+        TREES,
+        "the model's pages are not compacted",
+        "baton/engine/runner.py",
+        "            move_slots(self.storage, walk.moves)",
+        "            pass",
+        "tests/unit/model/drafts/test_tree_state.py",
+    ),
+    PlantedBug(
+        TREES,
+        "a node's position is that of its slot",
+        BATCH,
+        "(last + depth for depth in draft_depths(self.parents))",
+        "(last + 1 + node for node in range(len(self.parents)))",
+        TREE_TESTS,
+    ),
+    PlantedBug(
+        TREES,
+        "a node sees its siblings",
+        "baton/model/attention/base.py",
+        "        mask[token, path] = True",
+        "        mask[token, : token + 1] = True",
+        f"{TREE_MASKS}::test_torch",
+    ),
+    PlantedBug(
+        TREES,
+        "a node in the kernel sees its siblings",
+        "baton/model/kernels/src/attention.cpp",
+        "find_tile(tree.start + path[key + i - tree.start], 1, i);",
+        "find_tile(key + i, 1, i);",
+        f"{TREE_MASKS}::test_the_kernels",
+    ),
+    PlantedBug(
+        TREES,
+        "a page's tail is that of the node in its last slot",
+        "baton/model/drafts/tails.py",
+        "            if len(tokens) < segment.num_tokens or segment.parents",
+        "            if len(tokens) < segment.num_tokens and not segment.parents",
+        "tests/unit/model/drafts/test_tree_state.py",
+    ),
     PlantedBug(
         SPECULATION,
         "pages settle before the walk",

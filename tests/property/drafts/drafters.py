@@ -7,7 +7,7 @@ from random import Random
 
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Row
-from baton.engine.drafts.base import DRAFT_PLACEHOLDER, Proposal
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, MAX_TREE_NODES, ROOT, Proposal
 
 RightTokens = Callable[[AttemptId], Sequence[int]]
 """Prompt and output of an attempt, and what the model alone would go on with behind its end."""
@@ -75,6 +75,32 @@ class AdversarialDrafter(CheckedDrafter):
         if kind == "garbage":
             tokens = [self._random.randrange(self._vocab_size) for _ in tokens]
         return Proposal(() if kind == "nothing" else tuple(tokens))
+
+
+class TreeDrafter(AdversarialDrafter):
+    """The adversary with trees: right paths behind wrong siblings, duplicates, bushes, and trees that are too large."""
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        assert max_tokens > 0
+        kind = self._random.choice(self._kinds)
+        if kind == "nothing":
+            return Proposal()
+        tokens, parents, wanted = list[int](), list[int](), self.next_tokens(id, max_tokens)
+        num_nodes = MAX_TREE_NODES if kind == "too long" else max_tokens + self._random.randrange(4)
+        spine, depths = ROOT, {ROOT: 0}  # the right path, as far as the tree has it
+        for node in range(num_nodes):
+            grows = kind != "wrong" and depths[spine] < len(wanted) and self._random.random() < 0.5
+            parent = spine if grows or self._random.random() < 0.5 else self._random.randrange(-1, node)
+            right = wanted[depths[parent]] if depths[parent] < len(wanted) else 0
+            token = right if grows else self._random.randrange(self._vocab_size)
+            if kind == "wrong":
+                token = (right + 1) % self._vocab_size
+            parents.append(parent)
+            tokens.append(token)
+            depths[node] = depths[parent] + 1
+            if grows:
+                spine = node
+        return Proposal(tuple(tokens), self._random.randrange(3), tuple(parents))
 
 
 class MadeDrafter(AdversarialDrafter):

@@ -25,7 +25,7 @@ from baton.services.decode.kv_import import LocalPrompt
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from tests import grammars
-from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, TreeDrafter
 
 PAGE_SIZE, NUM_PAGES, MAX_TOKENS = 4, 256, 40
 MARKER = 77
@@ -88,8 +88,14 @@ class Engine:
 
 @pytest.mark.parametrize(
     ("adversary", "cuts"),
-    [(AdversarialDrafter, True), (AdversarialDrafter, False), (MadeDrafter, True)],
-    ids=["cut proposals", "whole proposals", "drafts that the runner makes"],
+    [
+        (AdversarialDrafter, True),
+        (AdversarialDrafter, False),
+        (MadeDrafter, True),
+        (TreeDrafter, True),
+        (TreeDrafter, False),
+    ],
+    ids=["cut proposals", "whole proposals", "drafts that the runner makes", "cut trees", "whole trees"],
 )
 def test_output_does_not_depend_on_the_drafter(adversary: type[AdversarialDrafter], cuts: bool):
     """Rows with grammars, with free text before one, and without any, in one batch."""
@@ -107,7 +113,7 @@ def test_output_does_not_depend_on_the_drafter(adversary: type[AdversarialDrafte
         assert policy is not None
         accepted += policy.totals.num_accepted
         wrong += policy.totals.num_drafts - policy.totals.num_accepted
-        is_cut = cuts and adversary is AdversarialDrafter  # what is not known yet cannot be cut
+        is_cut = cuts and adversary is not MadeDrafter  # what is not known yet cannot be cut
         assert (policy.totals.skipped[DraftSkipReason.CONSTRAINT] > 0) == is_cut
     assert min(accepted, wrong) > 40
 

@@ -16,7 +16,7 @@ from baton.engine.drafts.base import Drafter
 from baton.kv.pages import Owner
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.rows.order import RowOrder
-from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, OracleDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, OracleDrafter, TreeDrafter
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import (
     MAX_DRAFTS,
@@ -32,6 +32,7 @@ from tests.tiny_workers import (
 )
 from tests.unit.decode.test_scheduler import board
 
+ADVERSARIES = AdversarialDrafter, MadeDrafter, TreeDrafter
 NUM_BEHIND = 8
 """Tokens behind the end of an output that a drafter knows: it proposes them, too."""
 
@@ -78,7 +79,15 @@ class MadeDraftingMachine(DraftingMachine):
     adversary = MadeDrafter
 
 
-@pytest.mark.parametrize("machine", [DraftingMachine, DraftingPriorityMachine, MadeDraftingMachine])
+class TreeDraftingMachine(DraftingMachine):
+    """Trees of drafts: what is left of each is one path, in adjacent slots."""
+
+    adversary = TreeDrafter
+
+
+@pytest.mark.parametrize(
+    "machine", [DraftingMachine, DraftingPriorityMachine, MadeDraftingMachine, TreeDraftingMachine]
+)
 def test_decode_side_with_an_adversarial_drafter(machine: type[DraftingMachine]):
     run_state_machine_as_test(machine, settings=settings(REPEATABLE_SETTINGS, max_examples=60, stateful_step_count=50))
 
@@ -111,14 +120,16 @@ def tiny_requests(drawn: Sequence[tuple[list[int], int, bool, int, int]]) -> lis
 
 
 def world_of(
-    requests: list[tuple[EngineRequest, int]], num_host_pages: int, kinds: Sequence[str] | None, made: bool = False
+    requests: list[tuple[EngineRequest, int]],
+    num_host_pages: int,
+    kinds: Sequence[str] | None,
+    adversary: type[AdversarialDrafter] = AdversarialDrafter,
 ) -> TinyDecode:
     by_id = {request.id: request for request, _ in requests}
 
     def right(id: AttemptId) -> list[int]:
         return right_tokens(by_id[id])
 
-    adversary = MadeDrafter if made else AdversarialDrafter
     drafter = None if kinds is None else adversary(right, VOCAB_SIZE, kinds=kinds)
     return tiny_decode(True, num_host_pages, drafter=drafter)
 
@@ -142,12 +153,14 @@ def step(world: TinyDecode) -> list[DecodeEffect]:
     drawn=REQUESTS,
     num_host_pages=st.sampled_from([0, 3, 8]),
     kinds=st.sampled_from([["wrong"], ["nothing"]]),
-    made=st.booleans(),
+    adversary=st.sampled_from(ADVERSARIES),
 )
-def test_rejected_drafts_leave_no_trace(drawn, num_host_pages: int, kinds: list[str], made: bool):
+def test_rejected_drafts_leave_no_trace(
+    drawn, num_host_pages: int, kinds: list[str], adversary: type[AdversarialDrafter]
+):
     """Step by step all is as without a drafter: effects, owners of pages, preemptions, and the prefix cache."""
     requests = tiny_requests(drawn)
-    plain, drafting = world_of(requests, num_host_pages, None), world_of(requests, num_host_pages, kinds, made)
+    plain, drafting = world_of(requests, num_host_pages, None), world_of(requests, num_host_pages, kinds, adversary)
     for now in range(60):
         for request, arrival in requests:
             if arrival == now:
@@ -171,11 +184,11 @@ def _without_times(effects: list[DecodeEffect]) -> list[object]:
 
 
 @settings(REPEATABLE_SETTINGS, max_examples=100)
-@given(drawn=REQUESTS, num_host_pages=st.sampled_from([3, 8]), made=st.booleans())
-def test_right_drafts_save_steps_and_nothing_else(drawn, num_host_pages: int, made: bool):
+@given(drawn=REQUESTS, num_host_pages=st.sampled_from([3, 8]), adversary=st.sampled_from(ADVERSARIES))
+def test_right_drafts_save_steps_and_nothing_else(drawn, num_host_pages: int, adversary: type[AdversarialDrafter]):
     """No row is preempted that plain decoding would not preempt with the same rows, and none is evicted for drafts."""
     requests = tiny_requests(drawn)
-    world = world_of(requests, num_host_pages, ["right", "too long"], made)
+    world = world_of(requests, num_host_pages, ["right", "too long"], adversary)
     emitted: dict[AttemptId, list[int]] = {}
     for now in range(60):
         for request, arrival in requests:

@@ -1,5 +1,5 @@
 // Attention over pages, for decode rows and prompt chunks alike, in any mixture: causal, or with blocks whose tokens
-// see all of their block.
+// see all of their block, or with trees of drafts whose tokens see their path.
 //
 // The unit of work is a tile: the query heads that share one KV head, of one or more adjacent tokens of one segment.
 // A tile reads each of its keys and values once for all its queries, kTileKeys at a time, and keeps the running maximum
@@ -9,9 +9,12 @@
 // bfloat16 pairs, softmax weights are rounded to bfloat16 for them. Keys and values of int8 pages become numbers of the
 // query's type as they are found, a tile at a time.
 // Called through `baton/model/attention/native_backend.py`, which has checked shapes, types and strides.
+#include <algorithm>
 #include <cmath>
 
+#include "attention_step.h"
 #include "packed_gemm.h"
+#include "prefetcher.h"
 #include "small_m.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -22,61 +25,11 @@ constexpr int kTileKeys = 64;
 constexpr int kMaxRowTokens = 16;     // longest segment that is a row: its tokens get the bits that each gets alone
 constexpr int kMaxTileQueries = 192;  // of a prompt chunk: queries, sums and scores then stay in the second cache
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr int kNoWindow = 0;
-
-struct AttentionLayer {  // one layer's call; strides in elements
-    const void* query;   // [tokens, num_heads, k_dim]
-    int64_t query_token_stride, query_head_stride;
-    const void *keys, *values;  // the layer's part of the first head group of page 0: [group_heads, page_size, dim];
-                                // the values of a latent layer lie in its keys
-    const float *key_scales, *value_scales;  // of page 0, [num_kv_heads, page_size]: pages are int8; or both null
-    int64_t scale_page_stride;
-    int64_t page_stride, page_size;
-    int64_t group_heads, group_stride;  // KV heads of a head group, and the distance of two groups
-    int64_t key_slot_stride, value_slot_stride;  // distance of two slots of a head
-    void* out;  // [tokens, num_heads, v_dim], contiguous
-    int64_t num_heads, num_kv_heads, k_dim, v_dim;
-    int64_t window;      // keys that a query sees, itself included; kNoWindow: all
-    const float* sinks;  // [num_heads] or null
-    float scale, softcap;  // softcap 0: none
-};
-
-struct Segments {  // of the step; arrays of num_segments, and all their page tables one after another
-    int64_t num_segments;
-    const int64_t *offset, *start, *num_tokens, *first_page;
-    const int32_t* pages;
-    const int64_t* visible_ends;  // of each token of the step: one past the last key that it sees; null: its own
-};
 
 BATON_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 BATON_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 thread_local Workspace workspace;
-
-// Software prefetch of rows, spread evenly over the steps of a GEMM. The hardware prefetcher cannot predict scattered
-// pages, and prefetching all rows at once would stall the computation.
-template <typename T>
-class Prefetcher {
-  public:
-    Prefetcher(const T* const* rows, int64_t num_rows, int64_t dim, int64_t num_parts)
-        : row_(rows), end_(rows + num_rows), dim_(dim) {
-        const int64_t num_lines = num_rows * ((dim + kLine - 1) / kLine);
-        lines_per_step_ = (num_lines + num_parts - 1) / num_parts;
-    }
-
-    BATON_INLINE void prefetch_step() {
-        for (int64_t i = 0; i < lines_per_step_ && row_ != end_; i++) {
-            __builtin_prefetch(*row_ + at_);
-            at_ += kLine;
-            if (at_ >= dim_) at_ = 0, row_++;
-        }
-    }
-
-  private:
-    static constexpr int64_t kLine = 64 / sizeof(T);
-    const T *const *row_, *const *end_;
-    int64_t dim_, lines_per_step_, at_ = 0;
-};
 
 template <typename T>
 class Tile {
@@ -117,30 +70,62 @@ class Tile {
     // many there are.
     void attend(const int32_t* pages, const int64_t* ends, int64_t token_offset, int64_t position, int64_t num_tokens,
                 int64_t kv_head, bool is_row) {
-        pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head, ends_ = ends;
-        is_small_m_ = (is_row ? group_ : num_queries_) <= W::kMaxSmallM;
-        group_offset_ = kv_head / layer_.group_heads * layer_.group_stride;
-        first_slot_ = kv_head % layer_.group_heads * layer_.page_size;
-        prepare(token_offset, num_tokens);
+        begin(pages, ends, token_offset, position, num_tokens, kv_head, is_row);
         int64_t end = position + num_tokens;
         if (ends)
             for (int64_t token = 0; token < num_tokens; token++) end = max_of(end, ends[token]);
         const int64_t oldest = layer_.window == kNoWindow ? 0 : max_of(0, position + 1 - layer_.window);
-        // Few queries do little work per key, so the tile's keys and values must stay in the L1 cache.
-        const bool fits_cache = !is_small_m_ || layer_.k_dim * (int64_t)sizeof(T) <= 256;
-        const int64_t step = fits_cache ? kTileKeys : kTileKeys / 2;
+        const int64_t step = tile_step();
         const int64_t first = oldest / step * step;
         for (int64_t key = first; key < end; key += step) {
             const int64_t num_keys = min_of(step, end - key);
             const int64_t num_unseen = max_of(0, oldest - key);  // left of every window: slots that are not read
             num_next_keys_ = layer_.key_scales ? 0 : min_of(step, end - key - num_keys);
-            find_tile(key + num_unseen, num_keys - num_unseen, keys_ + num_unseen, values_ + num_unseen);
+            find_tile(key + num_unseen, num_keys - num_unseen, num_unseen);
             for (int64_t i = 0; i < num_unseen; i++) keys_[i] = keys_[num_unseen], values_[i] = values_[num_unseen];
             find_rows(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
             score(num_keys);
             softmax(key, num_keys);
             add_values(num_keys, key == first);
         }
+        store_outputs(token_offset, num_tokens);
+    }
+
+    // The same for tokens of a tree, without a window. All tokens share the key tiles that lie before the tree. Behind
+    // them each token has tiles of its own, in which its path lies in the order of positions, where a plain step has it:
+    // so a token has the bits that it gets alone.
+    void attend_tree(const int32_t* pages, const Tree& tree, int64_t token_offset, int64_t num_tokens,
+                     int64_t kv_head) {
+        begin(pages, nullptr, token_offset, tree.start, num_tokens, kv_head, true);
+        const int64_t step = tile_step(), num_shared = tree.start / step * step;
+        for (int64_t key = 0; key < num_shared; key += step) {
+            num_next_keys_ = layer_.key_scales || key + step == num_shared ? 0 : step;
+            find_tile(key, step, 0);
+            find_rows(layer_.keys, layer_.key_slot_stride, key + step, num_next_keys_, next_keys_);
+            score(step);
+            softmax(key, step);
+            add_values(step, key == 0);
+        }
+        num_next_keys_ = 0, num_queries_ = group_;
+        for (int64_t token = 0; token < num_tokens; token++) {
+            int64_t path[kMaxRowTokens], depth = 0;
+            for (int64_t at = tree.first_token + token; at >= 0; at = tree.parents[at]) path[depth++] = at;
+            std::reverse(path, path + depth);
+            const int64_t end = tree.start + depth;
+            position_ = end - 1;
+            for (int64_t key = num_shared; key < end; key += step) {
+                const int64_t num_keys = min_of(step, end - key);
+                const int64_t num_before = max_of(0, min_of(num_keys, tree.start - key));
+                if (num_before) find_tile(key, num_before, 0);
+                for (int64_t i = num_before; i < num_keys; i++)
+                    find_tile(tree.start + path[key + i - tree.start], 1, i);
+                score(num_keys);
+                softmax(key, num_keys);
+                add_values(num_keys, key == 0);
+            }
+            advance(1);
+        }
+        advance(-num_tokens);
         store_outputs(token_offset, num_tokens);
     }
 
@@ -162,6 +147,28 @@ class Tile {
     const T* next_keys_[kTileKeys];  // keys of the next tile
     int64_t num_next_keys_;
 
+    void begin(const int32_t* pages, const int64_t* ends, int64_t token_offset, int64_t position, int64_t num_tokens,
+               int64_t kv_head, bool is_row) {
+        pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head, ends_ = ends;
+        is_small_m_ = (is_row ? group_ : num_queries_) <= W::kMaxSmallM;
+        group_offset_ = kv_head / layer_.group_heads * layer_.group_stride;
+        first_slot_ = kv_head % layer_.group_heads * layer_.page_size;
+        prepare(token_offset, num_tokens);
+    }
+
+    // Keys of a tile. Few queries do little work per key, so the tile's keys and values must stay in the L1 cache.
+    int64_t tile_step() const {
+        const bool fits_cache = !is_small_m_ || layer_.k_dim * (int64_t)sizeof(T) <= 256;
+        return fits_cache ? kTileKeys : kTileKeys / 2;
+    }
+
+    // Makes the queries `num_tokens` further on the first ones.
+    void advance(int64_t num_tokens) {
+        const int64_t n = num_tokens * group_;
+        query_ += n * num_k_steps_, sums_ += n * layer_.v_dim, scores_ += n * kTileKeys;
+        row_sums_ += n * kWidth, row_max_ += n;
+    }
+
     void prepare(int64_t token_offset, int64_t num_tokens) {
         for (int64_t token = 0, q = 0; token < num_tokens; token++) {
             const T* heads = (const T*)layer_.query + (token_offset + token) * layer_.query_token_stride;
@@ -179,12 +186,14 @@ class Tile {
         for (int64_t q = 0; q < num_queries_; q++) row_max_[q] = -INFINITY;
     }
 
-    // Pointers to this KV head's keys and values at `num_rows` positions from `position`.
-    void find_tile(int64_t position, int64_t num_rows, const T** keys, const T** values) {
+    // Pointers to this KV head's keys and values at `num_rows` places from `position`, from row `first` of the tile on.
+    void find_tile(int64_t position, int64_t num_rows, int64_t first) {
+        const T **keys = keys_ + first, **values = values_ + first;
         if (layer_.key_scales) {
-            T* restored_values = restored_ + kTileKeys * layer_.k_dim;
+            T* restored_keys = restored_ + first * layer_.k_dim;
+            T* restored_values = restored_ + kTileKeys * layer_.k_dim + first * layer_.v_dim;
             restore_rows(layer_.keys, layer_.key_slot_stride, layer_.key_scales, position, num_rows, layer_.k_dim,
-                         restored_, keys);
+                         restored_keys, keys);
             restore_rows(layer_.values, layer_.value_slot_stride, layer_.value_scales, position, num_rows,
                          layer_.v_dim, restored_values, values);
             return;
@@ -361,6 +370,12 @@ void attend(const AttentionLayer& layer, const Segments& step) {
             int64_t s = 0, index = i / layer.num_kv_heads;
             for (; index >= num_tiles(s); s++) index -= num_tiles(s);
             const int64_t done = index * max_tokens, num_tokens = min_of(max_tokens, step.num_tokens[s] - done);
+            const int64_t* parents = step.parents ? step.parents + step.offset[s] : nullptr;
+            if (parents && parents[0] < 0) {
+                tile.attend_tree(step.pages + step.first_page[s], {parents, step.start[s], done}, step.offset[s] + done,
+                                 num_tokens, i % layer.num_kv_heads);
+                continue;
+            }
             const int64_t* ends = step.visible_ends ? step.visible_ends + step.offset[s] + done : nullptr;
             tile.attend(step.pages + step.first_page[s], ends, step.offset[s] + done, step.start[s] + done, num_tokens,
                         i % layer.num_kv_heads, step.num_tokens[s] <= kMaxRowTokens);
@@ -374,7 +389,7 @@ void attend(const AttentionLayer& layer, const Segments& step) {
 BATON_API int64_t baton_head_dim_multiple() { return kWidth; }
 
 // k_dim and v_dim are multiples of `baton_head_dim_multiple()`. A segment's table holds every page up to its last new
-// token.
+// token. A tree has at most `kMaxRowTokens` tokens, and a layer without a window.
 BATON_API void baton_attend(bool is_bf16, const AttentionLayer* layer, const Segments* step) {
     if (is_bf16)
         attend<bf16>(*layer, *step);

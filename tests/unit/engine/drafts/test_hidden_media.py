@@ -35,7 +35,8 @@ def drafts_of(drafter: Drafter, tokens: list[int], media: tuple[MediaSpan, ...],
     request = EngineRequest(id, tuple(tokens), len(tokens), SamplingParams(), StopParams(100), media=media)
     policy.begin(request, tokens)
     limits = DraftLimits.of(request, tokens, len(tokens) + 15)
-    (drafts,) = policy.plan([limits], StepShape.of([(1, len(tokens) - 1)]), None, 0)
+    (proposal,) = policy.plan([limits], StepShape.of([(1, len(tokens) - 1)]), None, 0)
+    drafts = proposal.tokens
     return drafts
 
 

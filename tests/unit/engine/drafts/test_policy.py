@@ -31,8 +31,8 @@ def planned(num_free: int, num_spare: int, num_slots: int, max_tokens: int = 20)
         AttemptId(RequestId("r"), 1), tuple(TOKENS), len(TOKENS), SamplingParams(), StopParams(max_tokens)
     )
     limits = DraftLimits.of(request, TOKENS, num_slots)
-    (drafts,) = policy.plan([limits], StepShape.of([(1, len(TOKENS) - 1)]), None, num_spare)
-    return drafts, policy
+    (proposal,) = policy.plan([limits], StepShape.of([(1, len(TOKENS) - 1)]), None, num_spare)
+    return proposal.tokens, policy
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.engine.drafts import registry
 from baton.engine.drafts.base import DRAFT_PLACEHOLDER
 from baton.engine.drafts.ngram import NGramDrafter
-from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter
+from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter, make_drafter, require_trees
 from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS
 from baton.services.decode.settings import DecodeSettings
 from baton.settings.base import SettingsError
 
 PLUGIN = DrafterEntry(lambda vocab_size: NGramDrafter(vocab_size))
 TREES = DrafterEntry(lambda _: NGramDrafter(), DrafterTraits(max_branches=4))
+ODD = DrafterEntry(lambda _: NGramDrafter(), DrafterTraits(needs_features=True))
 NO_ENTRY = "text"
 
 
@@ -24,7 +25,7 @@ NO_ENTRY = "text"
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints(
         EntryPoint(name, f"{__name__}:{attribute}", registry.ENTRY_POINT_GROUP)
-        for name, attribute in (("mine", "PLUGIN"), ("trees", "TREES"), ("wrong", "NO_ENTRY"))
+        for name, attribute in (("mine", "PLUGIN"), ("trees", "TREES"), ("odd", "ODD"), ("wrong", "NO_ENTRY"))
     )
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
 
@@ -58,6 +59,27 @@ def test_a_draft_model_proposes_drafts_that_the_runner_makes():
 def test_a_plugin_is_found_by_its_entry_point():
     entry = find_drafter("mine")
     assert entry == PLUGIN
+    assert find_drafter("trees") == TREES, "the policy takes what the model can verify"
+
+
+def test_trees_are_asked_for_and_of_some_drafters_only():
+    entry = find_drafter("ngram")
+    require_trees("ngram", entry, (3, 2))
+    require_trees("draft-model", find_drafter("draft-model", has_draft_model=True), ())
+    assert entry is not None
+    assert vars(make_drafter(entry, 100, (3, 2)))["_widths"] == (3, 2)
+    assert vars(make_drafter(entry, 100, ()))["_widths"] == ()
+    for name in ("none", "mine"):
+        with pytest.raises(SettingsError, match=f"drafter={name}.*makes no trees"):
+            require_trees(name, find_drafter(name), (2,))
+
+
+def test_widths_of_trees_are_a_few_small_numbers():
+    assert DecodeSettings(draft_tree="3,2").tree_widths == (3, 2)
+    assert DecodeSettings().tree_widths == ()
+    for text in ("0", "9", "3,,2", "3, 2", "x", ",", "1," * 15 + "1"):
+        with pytest.raises(ValueError, match="draft_tree"):
+            DecodeSettings(draft_tree=text)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +87,11 @@ def test_a_plugin_is_found_by_its_entry_point():
     [
         (
             "beagle",
-            "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, eagle, mtp, mine, trees",
+            "there is no such drafter. Known are: none, ngram, ngram-shared, draft-model, eagle, mtp, mine, odd, trees",
         ),
         ("eagle", "there is no draft model.*--draft-model"),
         ("draft-model", "there is no draft model.*--draft-model"),
-        ("trees", "max_branches=4.*chains of tokens only"),
+        ("odd", "needs_features=True.*no such drafters"),
         ("wrong", "gives str, not DrafterEntry"),
     ],
 )

@@ -20,6 +20,7 @@ class _Wrapper:
         assert backend == "fa2"
         assert not float_workspace_buffer.any(), "must be zero at first use"
         self.num_plans = 0
+        self._mask: torch.Tensor | None = None
 
     def _keep(self, page_size: int, heads: tuple[int, int, int], sm_scale, window_left, logits_soft_cap, types) -> None:
         self.num_plans += 1
@@ -37,7 +38,7 @@ class _Wrapper:
         assert {q.dtype, *(side.dtype for side in pages)} == set(self._types)
         assert pages[0].stride() == pages[1].stride()
         assert pages[0].shape[1:] == (num_kv_heads, self._page_size, head_dim)
-        out = torch.empty_like(q)
+        out, num_masked = torch.empty_like(q), 0
         for row, slots in enumerate(last_page_len):
             assert 1 <= slots <= self._page_size
             table = indices[indptr[row] : indptr[row + 1]]
@@ -46,17 +47,25 @@ class _Wrapper:
             group = num_heads // num_kv_heads
             keys, values = (side.repeat_interleave(group, dim=1) for side in (keys, values))
             place = slice(query_offsets[row], query_offsets[row + 1])
-            out[place] = self._attend(q[place].float(), keys, values).to(q.dtype)
+            mask = None
+            if self._mask is not None:  # flat: [queries, keys] of each request
+                num_queries = query_offsets[row + 1] - query_offsets[row]
+                mask = self._mask[num_masked : num_masked + num_queries * length].view(num_queries, length)
+                num_masked += num_queries * length
+            out[place] = self._attend(q[place].float(), keys, values, mask).to(q.dtype)
+        assert self._mask is None or num_masked == len(self._mask)
         return out
 
-    def _attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         scores = torch.einsum("qhd,khd->hqk", query, keys) * self._scale
         if self._softcap is not None:
             scores = self._softcap * torch.tanh(scores / self._softcap)
         length, num_queries = keys.shape[0], query.shape[0]
         at = torch.arange(length - num_queries, length)[:, None]
         seen = torch.arange(length)
-        hidden = seen > at
+        hidden = seen > at if mask is None else ~mask  # a mask takes the place of causality
         if self._window_left >= 0:
             hidden |= seen < at - self._window_left
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
@@ -70,10 +79,12 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
 
     def plan(
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
-        head_dim_qk, page_size, *, causal=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
+        head_dim_qk, page_size, *, custom_mask=None, causal=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
         q_data_type="float16", kv_data_type=None,
     ) -> None:  # fmt: skip
-        assert causal
+        assert causal == (custom_mask is None)
+        assert custom_mask is None or (custom_mask.dtype == torch.bool and custom_mask.dim() == 1)
+        self._mask = custom_mask
         self._tables = [_host(x) for x in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)]
         heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._keep(page_size, heads, sm_scale, window_left, logits_soft_cap, (q_data_type, kv_data_type))

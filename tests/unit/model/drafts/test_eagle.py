@@ -206,6 +206,6 @@ def test_a_head_is_not_run_without_its_target(
     drafts = model.drafting(PageStorage.allocate(model.geometry, 2))
     assert drafts is not None
     with pytest.raises(ValueError, match="no step"):
-        drafts.settle([1])
+        drafts.settle([[0]])
     with pytest.raises(ValueError, match="hidden states of its target"):
         drafts.write(torch.tensor([5]), torch.tensor([0]), plan_step([Segment(0, 0, 1, [0])], PAGE_SIZE), None)
