@@ -27,7 +27,11 @@ class Draw:
     temperature: float = 0.0
     seed: int = 0
     frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     min_tokens: int = 0
     allowed: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -38,6 +42,10 @@ class Draw:
             "temperature": self.temperature,
             "seed": self.seed,
             "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
             "min_tokens": self.min_tokens,
         }
@@ -99,7 +107,22 @@ def _edited(raw: np.ndarray, prompt: Sequence[int], output: Sequence[int], draw:
         edited[token] = edited[token] / factor if edited[token] > 0 else edited[token] * factor
     for token in output:
         edited[token] -= draw.frequency_penalty
+    for token in {*output}:
+        edited[token] -= draw.presence_penalty
     return edited
+
+
+def _filtered(logits: np.ndarray, draw: Draw) -> np.ndarray:
+    """Minus infinity for tokens outside of the top k, then of the nucleus of what is left, then below the floor."""
+    order = np.argsort(-logits, kind="stable")
+    probs = np.exp(logits[order] - logits[order[0]])
+    if draw.top_k:
+        probs[draw.top_k :] = 0.0
+    before = np.concatenate(([0.0], np.cumsum(probs)[:-1]))
+    kept = (before < draw.top_p * probs.sum()) & (probs >= draw.min_p) & (probs > 0)
+    filtered = np.full_like(logits, -np.inf)
+    filtered[order[kept]] = logits[order[kept]]
+    return filtered
 
 
 def _drawn(logits: np.ndarray, draw: Draw, position: int) -> int:
@@ -111,4 +134,4 @@ def _drawn(logits: np.ndarray, draw: Draw, position: int) -> int:
     bits = ((bits ^ bits >> 15) + high) * np.uint32(0x846CA68B)
     bits ^= bits >> 16
     gumbels = -np.log(-np.log1p(-(bits + 0.5) / 2.0**32))
-    return int(np.argmax(logits / draw.temperature + gumbels))
+    return int(np.argmax(_filtered(logits / draw.temperature, draw) + gumbels))

@@ -72,6 +72,7 @@ DRAWS = {
     "greedy": Draw(),
     "sampled": Draw(temperature=1.0, seed=5),
     "penalties": Draw(temperature=0.8, seed=6, frequency_penalty=0.7, repetition_penalty=1.3),
+    "filters": Draw(temperature=0.9, seed=8, top_k=60, top_p=0.9, min_p=0.02, presence_penalty=0.4),
     "min tokens": Draw(temperature=0.7, seed=7, min_tokens=9),
 }
 
@@ -119,6 +120,26 @@ def test_tokens_of_every_form(form: str, draw: str, cluster: Cluster, reference:
     for _ in range(2):
         assert completion_tokens(answer(cluster, prompt, form, DRAWS[draw])) == expected
     assert cluster.bytes_moved > moved
+
+
+FREE = {
+    "temperature": Draw(temperature=1.3, seed=11),
+    "top-k": Draw(temperature=0.9, seed=12, top_k=20),
+    "top-p": Draw(temperature=1.0, seed=13, top_p=0.6),
+    "min-p": Draw(temperature=1.1, seed=14, min_p=0.2),
+    "all": Draw(0.8, 15, 0.5, 0.3, 1.2, top_k=100, top_p=0.95, min_p=0.01),
+}
+
+
+@pytest.mark.parametrize("draw", FREE)
+def test_sampled_tokens_are_predicted(draw: str, cluster: Cluster, reference: ConstrainedReference) -> None:
+    """Without a form: the noise, the filters and the penalties are written out a second time in the reference."""
+    prompt = prompt_of(len(draw) + 60)
+    expected, logprobs = reference.generate(None, prompt, MAX_TOKENS, FREE[draw])
+    fields = {**FREE[draw].parameters(), "max_tokens": MAX_TOKENS, "return_token_ids": True, "logprobs": 0}
+    body = cluster.complete(prompt, **fields)
+    assert completion_tokens(body) == expected
+    assert body["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-4)
 
 
 def test_choices_with_their_raw_logprobs(cluster: Cluster, reference: ConstrainedReference) -> None:
