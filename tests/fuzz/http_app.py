@@ -15,6 +15,7 @@ from baton.services.router.frontend import ApiLimits
 from baton.services.router.openapi import openapi_document
 from baton.services.router.routes import make_app
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
@@ -48,13 +49,15 @@ class Reply:
 class FuzzedApp:
     """The application, and checks of every answer."""
 
-    def __init__(self, text: TextModel | None = None, max_model_len: int = MAX_MODEL_LEN) -> None:
-        """`text`: default the bundled model's."""
+    def __init__(
+        self, text: TextModel | None = None, max_model_len: int = MAX_MODEL_LEN, images: ImageModel | None = None
+    ) -> None:
+        """`text`: default the bundled model's. `images`: of that model."""
         self.dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([5, 6, 2]))
         self._runner = asyncio.Runner()
         self._writer, self._own_tasks = self._runner.run(_started_writer())
         limits = ApiLimits(model_name=MODEL, max_model_len=max_model_len, max_body_bytes=MAX_BODY_BYTES)
-        frontend = memory_frontend(self.dispatcher, limits, writer=self._writer, text=text)
+        frontend = memory_frontend(self.dispatcher, limits, writer=self._writer, text=text, images=images)
         self.app = make_app(frontend, lambda: (True, "1 pair"))
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from baton.services.router.frontend import ApiLimits, Frontend, StoreAccess, bui
 from baton.services.router.generation import Dispatcher
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.text.text_model import TextModel
+from baton.services.router.vision.image_model import ImageModel
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestLog, RequestTraces, TraceSink
@@ -19,10 +20,11 @@ def memory_frontend(
     *sinks: TraceSink,
     writer: StoreWriter | None = None,
     text: TextModel | None = None,
+    images: ImageModel | None = None,
 ) -> Frontend:
-    """`writer`: a started one, if requests are made. `text`: default the bundled model's."""
+    """`writer`: a started one, if requests are made. `text`: default the bundled model's. `images`: of that model."""
     store = MemoryStore()
     writer = writer or StoreWriter(store)
     store_access = StoreAccess(store, writer, OwnerId("router/0"), SupersedeListener())
     traces = RequestTraces("router", limits.model_name, RequestLog.OFF, sinks)
-    return build_frontend(text or bundled(), dispatcher, limits, traces, store_access)
+    return build_frontend(text or bundled(), dispatcher, limits, traces, store_access, images)
