@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from chaos import store_faults
 from chaos.clients.silent import SilentClient
 from chaos.harness import ChaosHarness, PhaseContext
+from chaos.image_phases import flip_embeddings
 from chaos.phases import RequestPhase
 from chaos.testbed.bit_flipper import FlipBudget
 from chaos.testbed.cluster import REDIS
@@ -46,7 +47,10 @@ class ClusterFault(enum.Enum):
     PARTITION_WORKERS = "decode | prefill"
     PARTITION_ROUTER_PREFILL = "router | prefill"
     PARTITION_ROUTER_DECODE = "router | decode"
+    PARTITION_ENCODE = "prefill | encode"
+    PARTITION_ROUTER_ENCODE = "router | encode"
     SLOW_LINK = "slow decode - prefill"
+    SLOW_ENCODE = "slow prefill - encode"
     FLIP_ONCE = "a bit flips"
     FLIP_ALWAYS = "a worker's bits flip"
     DUPLICATE = "asked twice"
@@ -100,6 +104,7 @@ _TRANSIENT = frozenset(
         ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ENCODE, ClusterFault.STOP_ROUTER,
         ClusterFault.PARTITION_WORKERS,
         ClusterFault.PARTITION_ROUTER_PREFILL, ClusterFault.PARTITION_ROUTER_DECODE, ClusterFault.SLOW_LINK,
+        ClusterFault.PARTITION_ENCODE, ClusterFault.PARTITION_ROUTER_ENCODE, ClusterFault.SLOW_ENCODE,
         ClusterFault.FLIP_ALWAYS, ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
         ClusterFault.FILL_DISK, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK,
     }
@@ -123,10 +128,24 @@ _WHILE_SHARING = frozenset(
 )
 """Those of a source that is a prefill worker: both workers have one role, so no link between roles is theirs."""
 
-_OF_ENCODE = frozenset({ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE})
-_WHILE_ENCODING = _OF_ENCODE | {ClusterFault.KILL_ROUTER, ClusterFault.HANG_UP}
+_OF_ENCODE = frozenset(
+    {
+        ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE, ClusterFault.PARTITION_ENCODE,
+        ClusterFault.PARTITION_ROUTER_ENCODE, ClusterFault.SLOW_ENCODE,
+    }
+)  # fmt: skip
+_WHILE_ENCODING = frozenset(
+    {
+        ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE, ClusterFault.PARTITION_ROUTER_ENCODE,
+        ClusterFault.KILL_ROUTER, ClusterFault.HANG_UP,
+    }
+)  # fmt: skip
 """Of an image that is on its way to its encode worker: which prefill worker will pull it is not known yet."""
-_WHILE_PULLING = _WHILE_ENCODING | {ClusterFault.KILL_PREFILL, ClusterFault.STOP_PREFILL}
+_WHILE_PULLING = (_WHILE_ENCODING | _OF_ENCODE | _NEEDS_PENDING_PAGES) | {
+    ClusterFault.KILL_PREFILL,
+    ClusterFault.STOP_PREFILL,
+}
+"""Embeddings come by the stream there, whatever the transport of pages: bits flip where a proxy sees them."""
 
 
 def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
@@ -155,6 +174,9 @@ async def inject_fault(fault: ClusterFault, harness: ChaosHarness, context: Phas
     if fault in _NEEDS_PENDING_PAGES:
         budget = FlipBudget(1 if fault is ClusterFault.FLIP_ONCE else None)
         cluster = harness.cluster
+        if context.encode:
+            flip_embeddings(harness, budget)
+            return budget
         sources = cluster.names("prefill") if fault is ClusterFault.FLIP_ONCE else [context.prefill]
         cluster.network.change(cluster.names("decode"), sources, LinkCondition(flips=budget))
         return budget
@@ -181,6 +203,10 @@ async def _partition(harness: ChaosHarness, one: str, other: str) -> None:
 
 async def _slow_link(harness: ChaosHarness, context: PhaseContext) -> None:
     harness.cluster.network.change(harness.cluster.names("decode"), harness.cluster.names("prefill"), SLOW)
+
+
+async def _slow_encode(harness: ChaosHarness, context: PhaseContext) -> None:
+    harness.cluster.network.change(harness.cluster.names("prefill"), harness.cluster.names("encode"), SLOW)
 
 
 async def _ask_again(harness: ChaosHarness, context: PhaseContext) -> None:
@@ -261,7 +287,10 @@ _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[
         harness, context.router, context.prefill
     ),
     ClusterFault.PARTITION_ROUTER_DECODE: lambda harness, context: _partition(harness, context.router, context.decode),
+    ClusterFault.PARTITION_ENCODE: lambda harness, context: _partition(harness, context.prefill, context.encode),
+    ClusterFault.PARTITION_ROUTER_ENCODE: lambda harness, context: _partition(harness, context.router, context.encode),
     ClusterFault.SLOW_LINK: _slow_link,
+    ClusterFault.SLOW_ENCODE: _slow_encode,
     ClusterFault.DUPLICATE: _ask_again,
     ClusterFault.HANG_UP: _hang_up,
     ClusterFault.KILL_REDIS: lambda harness, context: _kill(harness, REDIS),

@@ -10,6 +10,7 @@ from collections import Counter
 
 from chaos.clients.pictures import LOOK
 from chaos.harness import ChaosHarness, PhaseContext
+from chaos.testbed.bit_flipper import FlipBudget
 from chaos.testbed.cluster import ClusterShape, eventually
 from chaos.testbed.proxy import LinkCondition
 
@@ -20,6 +21,9 @@ FILE_BEGUN_BYTES = 8_000
 """More than the first messages of a connection: part of the file has passed."""
 EMBEDDING_LINK = LinkCondition(bytes_per_s=2_000.0)
 """An embedding of 8 KiB takes 4 s."""
+
+PULL_BEGUN_BYTES = 150
+"""More than the pings of a connection in a few seconds: a pull has been asked for."""
 
 
 def image_shape(transport: str, *, forks: bool = False) -> ClusterShape:
@@ -60,23 +64,32 @@ async def reach_pulling(harness: ChaosHarness, context: PhaseContext) -> None:
     cluster = harness.cluster
     network, prefills = cluster.network, cluster.names("prefill")
     network.change(prefills, cluster.names("encode"), EMBEDDING_LINK)
-    before, num_encoded = network.passed_bytes(), await _count(harness, "encode", "encoded")
+    before, encoded = network.passed_bytes(), await _counts(harness, "encode", "encoded")
     num_pulled = await _count(harness, "prefill", "pulled")
 
     async def pulls() -> bool:
-        nonlocal num_encoded, num_pulled, before
+        nonlocal encoded, num_pulled, before
         if _ask_if_answered(harness, context):  # again: the earlier one was not seen in time
-            before, num_encoded = network.passed_bytes(), await _count(harness, "encode", "encoded")
+            before, encoded = network.passed_bytes(), await _counts(harness, "encode", "encoded")
             num_pulled = await _count(harness, "prefill", "pulled")
             return False
-        passed = _passed(harness, before, prefills)
-        is_made = bool(passed) and await _count(harness, "encode", "encoded") > num_encoded
-        if is_made and await _count(harness, "prefill", "pulled") == num_pulled:
+        now = await _counts(harness, "encode", "encoded")
+        makers = {name for name, count in now.items() if count > encoded.get(name, 0)}
+        passed = [entry for entry in _passed(harness, before, prefills) if entry[0][1] in makers]
+        if not passed or passed[0][1] < PULL_BEGUN_BYTES:
+            return False
+        if await _count(harness, "prefill", "pulled") == num_pulled:
             ((context.prefill, context.encode), _) = passed[0]
             return True
         return False
 
     await eventually(pulls, REACH_TIMEOUT_S, "an embedding on its way to a prefill worker")
+
+
+def flip_embeddings(harness: ChaosHarness, budget: FlipBudget) -> None:
+    """Flips bits of what encode workers send: of the newcomer's image, if the middle of the first one has passed."""
+    cluster = harness.cluster
+    cluster.network.change(cluster.names("prefill"), cluster.names("encode"), LinkCondition(flips=budget))
 
 
 def end_slow_links(harness: ChaosHarness) -> None:
@@ -104,5 +117,10 @@ def _passed(
 
 async def _count(harness: ChaosHarness, role: str, outcome: str) -> float:
     """Images with this outcome at the workers of a role that answer."""
+    return sum((await _counts(harness, role, outcome)).values())
+
+
+async def _counts(harness: ChaosHarness, role: str, outcome: str) -> dict[str, float]:
+    """The same by worker."""
     metrics = await harness.cluster.all_metrics(role)
-    return sum(each.sum("baton_media_total", outcome=outcome) for each in metrics.values())
+    return {name: each.sum("baton_media_total", outcome=outcome) for name, each in metrics.items()}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from chaos.checks.store_watcher import StoreWatcher
 from chaos.clients.client import StreamEnd
-from chaos.clients.pictures import ASK, IMAGE_REQUESTS
+from chaos.clients.pictures import IMAGE_REQUESTS
 from chaos.clients.requests import ALL, FIRST_TURN, SHORT, second_turn
 from chaos.faults import ClusterFault, inject_fault, is_applicable, restore_redis_memory
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
@@ -180,8 +180,8 @@ async def _run_phases(cell: Cell, harness: ChaosHarness, watcher: StoreWatcher) 
     budget = await _inject(cell, harness, context)
     if cell.loses_store:
         watcher.clear()
-    newcomer = ASK if cell.phase.has_image else SHORT
-    new_runs = [harness.ask(harness.with_fresh_salt(newcomer), context.other_router)]
+    newcomers = IMAGE_REQUESTS if cell.phase.has_image else (SHORT,)
+    new_runs = [harness.ask(harness.with_fresh_salt(each), context.other_router) for each in newcomers]
     new_runs += await _wait_for_answers(cell, harness, context, new_runs)
     return _check(cell, harness, context, new_runs, budget)
 

@@ -322,9 +322,9 @@ class ChaosCluster:
             self._num_spawned += 1
             id = f"{name}.{self._num_spawned}" if self.shape.new_ids else name
             flags |= {"worker-id": id, "advertise-address": advertised, "metrics-port": metrics_port}
-            flags |= {"dtype": "float32", "transport": self.shape.transport}
+            flags |= {"dtype": "float32", "transport": "stream"}  # of embeddings: phases see them in a proxy
             if role != "encode":
-                flags["kv-memory-mib"] = self.shape.kv_memory_mib
+                flags |= {"kv-memory-mib": self.shape.kv_memory_mib, "transport": self.shape.transport}
                 flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
         environment = self.clocks.environment(name)

@@ -191,6 +191,7 @@ class _Direction:
             rate = self._link_state.condition.bytes_per_s
             if rate is not None:
                 await asyncio.sleep(len(piece) / rate)  # the throttle
+                await self._link_state.wait_healed()  # a partition may have begun meanwhile
             if self._flipper is not None:
                 num_before = self._flipper.num_page_frames
                 piece = self._flipper.feed(piece, self._link_state.condition.flips)

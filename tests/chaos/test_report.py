@@ -51,7 +51,8 @@ def test_bits_flip_only_where_pages_are_pending() -> None:
     assert {cell.fault for cell in cells} == set(ClusterFault)
     assert {cell.phase for cell in cells} == set(RequestPhase)
     assert not is_applicable(RequestPhase.DECODING, ClusterFault.FLIP_ONCE, "stream")
-    assert not any(cell.fault is ClusterFault.FLIP_ONCE for cell in all_cells("nixl"))
+    flips = [cell.phase for cell in all_cells("nixl") if cell.fault is ClusterFault.FLIP_ONCE]
+    assert flips == [RequestPhase.PULLING]  # embeddings come by the stream in the matrix
 
 
 def test_faults_of_encode_workers_hit_phases_with_images_only() -> None:
@@ -59,9 +60,10 @@ def test_faults_of_encode_workers_hit_phases_with_images_only() -> None:
     assert of_images == {str(cell) for cell in all_cells("nixl") if cell.phase.has_image}
     assert "pulling x kill -9 prefill" in of_images
     assert "encoding x kill -9 prefill" not in of_images, "nobody knows which one will pull"
-    faults = {ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE}
+    assert {"pulling x a bit flips", "pulling x prefill | encode", "pulling x slow prefill - encode"} <= of_images
+    faults = {ClusterFault.KILL_ENCODE, ClusterFault.STOP_ENCODE, ClusterFault.PARTITION_ENCODE}
     assert all(cell.phase.has_image for cell in all_cells("stream") if cell.fault in faults)
-    assert len(of_images) == 10
+    assert len(of_images) == 16
 
 
 def test_resource_growth_is_reported() -> None:

@@ -9,13 +9,27 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from chaos.testbed.fork_server import ForkedProcess, shared_fork_server
 from tests.cluster import Cluster, eventually
-from tests.exactness.vision.test_http_vision import ASKED, BEFORE, BLUE, GREEN, RED, World, picture, save_text
+from tests.exactness.vision.test_http_vision import (
+    ASKED,
+    BEFORE,
+    BLUE,
+    GREEN,
+    LONG,
+    RED,
+    World,
+    picture,
+    save_text,
+)
 from tests.exactness.vision.vision_reference import VisionReference
+from tests.unit.model.drafts.tiny_heads import random_head, save_head
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 
@@ -24,14 +38,41 @@ VISION = {"llava": ("remote", "stream"), "qwen2_vl": ("auto", "auto"), "qwen3_vl
 YELLOW = picture("yellow")
 
 
+DRAFTERS = {"llava": "ngram", "qwen2_vl": "ngram", "qwen3_vl": "eagle"}
+"""What decode drafts with. The head of the last is random, and seldom right."""
+ROT = {"llava": "after", "qwen2_vl": "copy", "qwen3_vl": "before"}
+"""Where embeddings change at their source once they rot; the last is the control, which no digest can find."""
+PROGRAM = "tests.exactness.vision.rotting_encode"
+
+
+@dataclass
+class RottingCluster(Cluster):
+    """A cluster whose encode worker has faulty memory once the file `trigger` exists."""
+
+    mode: str = ""
+
+    @property
+    def trigger(self) -> Path:
+        return self.directory / "rot"
+
+    def spawn(self, name: str, words: list[str], log: Path) -> ForkedProcess:
+        if not name.startswith("encode"):
+            return super().spawn(name, words, log)
+        words = [self.mode, str(self.trigger), *words]
+        return shared_fork_server().spawn(name, words, log, self.environment, PROGRAM)
+
+
 @pytest.fixture(scope="module", params=VISION)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory: Path = tmp_path_factory.mktemp(request.param)
     reference, (vision, transport) = VisionReference.save(request.param, directory), VISION[request.param]
     save_text(directory)
-    with Cluster(
-        tmp_path_factory.mktemp("cluster"), str(directory), transport=transport,
-        flags={"page-size": 8}, prefill_flags={"token-budget": 16, "vision": vision},
+    drafter, flags = DRAFTERS[request.param], dict[str, Any]({"page-size": 8})
+    if drafter == "eagle":
+        flags["draft-model"] = str(save_head(random_head("eagle3"), tmp_path_factory.mktemp("head")))
+    with RottingCluster(
+        tmp_path_factory.mktemp("cluster"), str(directory), mode=ROT[request.param], transport=transport, flags=flags,
+        prefill_flags={"token-budget": 16, "vision": vision}, decode_flags={"drafter": drafter},
     ) as cluster:  # fmt: skip
         cluster.start("encode", "encode-0")
         wait_encoder(cluster)
@@ -91,6 +132,21 @@ def test_an_encoder_of_its_own_gives_the_models_own_tokens(world: World) -> None
     assert world.cluster.client.get("/v1/models").json()["data"][0]["modalities"] == ["text", "image"]
 
 
+def test_drafts_beside_images_change_no_token(world: World) -> None:
+    """In chunks of 16, behind one image and two, cold and with warm caches, in answers long enough to loop."""
+    again = " ".join(["w9 w8 w7 w6 w5"] * 4)
+    for parts in ((BEFORE, RED, again), (BEFORE, RED, ASKED, picture("purple"), again)):
+        own = world.expected(parts, LONG)[1]
+        for _ in range(2):
+            response = world.cluster.client.post("/v1/chat/completions", json=world.body(parts, LONG))
+            assert response.json()["choices"][0]["token_ids"] == own
+    drafted, accepted = (
+        world.cluster.metric("decode-0", f"baton_draft_{kind}_total") for kind in ("tokens", "accepted")
+    )
+    assert drafted > 0
+    assert accepted > 0 or world.cluster.decode_flags["drafter"] == "eagle"
+
+
 def test_an_encoder_that_is_killed_while_it_encodes_changes_no_token(world: World) -> None:
     """Its process is stopped as soon as it holds an image of the request, and then killed."""
     cluster, parts = world.cluster, (BEFORE, GREEN, ASKED, YELLOW, ASKED)
@@ -113,4 +169,26 @@ def test_an_encoder_that_is_killed_while_it_encodes_changes_no_token(world: Worl
     world.check((BEFORE, picture("black"), ASKED))
     assert (pulled_bytes(world, "nixl") > before) is uses_nixl(world)
     assert media(world, "encode-0", "exported") >= 1
+    eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")
+
+
+def test_embeddings_that_rot_at_their_source_change_no_token(world: World) -> None:
+    """Every second one, behind its digests or in the memory that NIXL reads. They are late, never wrong.
+
+    The control damages them before their digests, and so shows that answers depend on them.
+    """
+    cluster = world.cluster
+    assert isinstance(cluster, RottingCluster)
+    cluster.trigger.touch()
+    wrong = 0
+    for seed in range(8):
+        parts = (BEFORE, picture(f"hsl({45 * seed}, 90%, 35%)"), ASKED)
+        wrong += world.ask(parts)["choices"][0]["token_ids"] != world.expected(parts)[1]
+    found = sum(
+        cluster.metric(name, "baton_integrity_failures_total", kind="embedding") for name in ("encode-0", "prefill-0")
+    )
+    if cluster.mode == "before":
+        assert (wrong > 0, found) == (True, 0)
+    else:
+        assert (wrong, found >= 3) == (0, True)
     eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")

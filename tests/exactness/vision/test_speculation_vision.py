@@ -136,8 +136,10 @@ class _Target:
         return embed
 
 
-@pytest.mark.parametrize("budget", [16, ALL])
-@pytest.mark.parametrize(("name", "kind"), [("llava", "mtp"), ("qwen2_vl", "eagle"), ("qwen3_vl", "eagle3")])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llava", "mtp"), ("qwen2_vl", "eagle"), ("qwen3_vl", "eagle3"), ("gemma3", "mtp")]
+)
 def test_heads_read_the_rows_of_images(
     name: str, kind: str, budget: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
