@@ -100,7 +100,7 @@ def test_nearly_all_answers_about_unseen_pictures_are_right(
 ) -> None:
     """To the word: colour, shape and place. The card has 985 of 1,000; a sample of 300 varies by two."""
     right, wrong = count_right(model, tokenizer, UNSEEN, NUM_PICTURES)
-    assert right >= 0.97 * NUM_PICTURES, (right, wrong)
+    assert right >= 0.98 * NUM_PICTURES, (right, wrong)
 
 
 class ServedModel:
