@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.admission.tenants import TenantTable
 from baton.services.router.admission.tenants_file import read_tenants
@@ -56,7 +58,8 @@ def worker_limits(settings: RouterSettings) -> WorkerLimits:
     """The settings of worker tracking."""
     policies = PlacementRules(settings.prefill_placement, settings.decode_placement)
     ttl_s, interval_s = settings.worker_ttl_s, settings.heartbeat_interval_s
-    return WorkerLimits(ttl_s, interval_s, settings.max_step_age_s, policies=policies)
+    max_tpot_s = settings.max_tpot_s or math.inf
+    return WorkerLimits(ttl_s, interval_s, settings.max_step_age_s, policies=policies, max_tpot_s=max_tpot_s)
 
 
 def dispatch_limits(settings: RouterSettings) -> DispatchLimits:

@@ -88,6 +88,10 @@ class RouterSettings(ServiceSettings):
     """A request with a longer estimated time to its first token gets a 429. Three quarters of the clients' patience is
     a good value, since estimates miss."""
 
+    max_tpot_s: Seconds | None = None
+    """Objective on the time between tokens: a decode worker gets only as many rows as its announced step times promise
+    to compute in it, at least one; other requests wait or get a 429 by `max_ttft_s`. None: all rows of the workers."""
+
     request_deadline_s: Seconds = 600.0
     """Longest life of a request, from admission to its last token."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,8 @@ class SimRouter:
         self.process = process
         self.host = Endpoint(process, {})
         sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
-        limits = WorkerLimits(CONFIG.worker_ttl_s, CONFIG.heartbeat_s, CONFIG.max_step_age_s)
+        max_tpot_s = 2 * scenario.mean_step_s if scenario.fits else math.inf
+        limits = WorkerLimits(CONFIG.worker_ttl_s, CONFIG.heartbeat_s, CONFIG.max_step_age_s, max_tpot_s=max_tpot_s)
         self._workers = SimWorkerSet(sim_store, SimChannels(network, process), WorkerFilter(MODEL), limits, clock=clock)
         if scenario.sessions:
             wire, id = SimWire(network, process), f"{process.name}/{process.incarnation:x}"

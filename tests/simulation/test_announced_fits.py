@@ -38,7 +38,7 @@ def test_prompts_are_placed_by_fits_and_by_constants():
 
 
 def test_a_router_that_believes_every_fit_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prompt_cost, "_fit_of", lambda record: record.load.step_time)
+    monkeypatch.setattr(prompt_cost, "usable_fit", lambda record: record.load.step_time)
     assert any(_fails(seed) for seed in SEEDS)
 
 

@@ -43,14 +43,14 @@ class PromptLoad:
 
 def basis_of(prefill: WorkerRecord) -> CostBasis:
     """What the cost of prompts at this worker goes by."""
-    return CostBasis.CONSTANTS if _fit_of(prefill) is None else CostBasis.PREDICTED
+    return CostBasis.CONSTANTS if usable_fit(prefill) is None else CostBasis.PREDICTED
 
 
 def token_seconds(prefills: Iterable[WorkerRecord]) -> float:
     """Seconds of a prompt token in a first full chunk at the fastest of `prefills`; 0.0 while none has a fit."""
     best = math.inf
     for record in prefills:
-        if (fit := _fit_of(record)) is not None:
+        if (fit := usable_fit(record)) is not None:
             chunk = max(1, record.budgets.prefill_tokens)
             best = min(best, fit.seconds_of(chunk, 0, chunk) / chunk)
     return 0.0 if math.isinf(best) else best
@@ -58,7 +58,7 @@ def token_seconds(prefills: Iterable[WorkerRecord]) -> float:
 
 def handover_cost(prefill: WorkerRecord, decode: WorkerRecord, work: PromptLoad, token_s: float) -> float:
     """Prefill tokens of a prompt that `prefill` computes, behind what waits there, and that moves to `decode`."""
-    fit, waiting = _fit_of(prefill), prefill.load.waiting_tokens
+    fit, waiting = usable_fit(prefill), prefill.load.waiting_tokens
     computed: float = waiting + work.num_tokens - work.num_prefill_hit
     if fit is not None and token_s:
         chunk = prefill.budgets.prefill_tokens
@@ -78,14 +78,15 @@ def local_cost(decode: WorkerRecord, work: PromptLoad, token_s: float) -> float:
     The time to the first token, and what that adds to the time between tokens, times the rows. One row counts in any
     case: others may come while the prompt is computed.
     """
-    fit, load = _fit_of(decode), decode.load
+    fit, load = usable_fit(decode), decode.load
     num_tokens = work.num_tokens - work.num_decode_hit
     if fit is None or not token_s:
         return LOCAL_TOKENS_PER_COMPUTED * (load.waiting_tokens + num_tokens)
     return _local_seconds(fit, decode, num_tokens, work.num_decode_hit) / token_s
 
 
-def _fit_of(record: WorkerRecord) -> StepTimeFit | None:
+def usable_fit(record: WorkerRecord) -> StepTimeFit | None:
+    """The step times that a worker announces; None if there are none, or none to go by."""
     fit = record.load.step_time
     return fit if fit is not None and fit.usable else None
 

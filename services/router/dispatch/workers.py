@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey, WorkerId
 from baton.domain.liveness import Liveness
+from baton.domain.timing.row_limit import within_tpot
 from baton.domain.trust import RecordVerifier
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
@@ -52,13 +54,14 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """`worker_ttl_s`: life of an announcement. `max_step_age_s`: an engine in a longer step is stuck."""
+    """`worker_ttl_s`: life of an announcement. `max_step_age_s`: else it is stuck. `max_tpot_s`: see `within_tpot`."""
 
     worker_ttl_s: float
     heartbeat_interval_s: float
     max_step_age_s: float
     link_breaker: LinkBreakerLimits = field(default_factory=LinkBreakerLimits)
     policies: PlacementRules = BY_CACHE
+    max_tpot_s: float = math.inf
 
 
 class WorkerAbsence(enum.Enum):
@@ -152,9 +155,9 @@ class WorkerSet:
         return max(map(capacity_tokens, self._eligible_pairs()), default=None)
 
     def max_rows(self) -> int | None:
-        """Rows of all decode workers with a link; None without a linked pair."""
-        rows = {pair.decode.incarnation: pair.decode.budgets.rows for pair in self._eligible_pairs()}
-        return sum(rows.values()) if rows else None
+        """Rows of all decode workers with a link, as far as `max_tpot_s` allows; None without a linked pair."""
+        decodes = {pair.decode.incarnation: pair.decode for pair in self._eligible_pairs()}.values()
+        return sum(within_tpot(one, self._limits.max_tpot_s).budgets.rows for one in decodes) if decodes else None
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """True when a linked pair has this fingerprint, or when it is ""."""
@@ -188,7 +191,7 @@ class WorkerSet:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
         now, until = self._now(), self._suspected_until
         able = (one for one in self._records.values() if self._eligible(one) and until.get(one.incarnation, now) <= now)
-        records = [self._in_flight.adjust(record, now) for record in able]
+        records = [self._in_flight.adjust(within_tpot(one, self._limits.max_tpot_s), now) for one in able]
         pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
         if query.processor:
             pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]

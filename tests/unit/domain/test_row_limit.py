@@ -1,0 +1,67 @@
+"""Rows of a decode worker within an objective on the time between tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.timing.row_limit import within_tpot
+from baton.domain.timing.step_time import StepShape, StepTimeFit
+from baton.domain.worker import PageCounts, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
+
+SIMPLE = StepTimeFit((0.010, 0.016, 0.0, 0.0, 0.0, 0.0, 4.096), 0.0)
+"""10 ms a step, 1 ms a row and 1 ms a token of context."""
+
+
+def decode(fit: StepTimeFit | None, rows: int = 8, running: int = 0, live_pages: int = 0) -> WorkerRecord:
+    load = WorkerLoad(running_rows=running, step_time=fit, pages=replace(PageCounts(), live=live_pages))
+    return WorkerRecord(
+        WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(1), "", "m", "f", page_size=2, max_model_len=100,
+        vocab_size=10, budgets=WorkerBudgets(rows=rows), load=load,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("max_tpot_s", "running", "live_pages", "rows"),
+    [
+        (math.inf, 0, 0, 8),
+        (0.0185, 0, 0, 8),  # 10 + 8 ms
+        (0.0175, 0, 0, 7),
+        (0.0125, 0, 0, 2),
+        (0.001, 0, 0, 1),  # one in any case
+        (0.020, 2, 4, 2),  # four tokens a row: 5 ms more a row
+        (0.024, 2, 4, 2),
+        (0.026, 2, 4, 3),
+    ],
+)
+def test_rows_are_bounded_by_the_time_of_a_step(max_tpot_s, running, live_pages, rows):
+    assert within_tpot(decode(SIMPLE, 8, running, live_pages), max_tpot_s).budgets.rows == rows
+
+
+def test_without_a_fit_to_go_by_all_rows_stay():
+    falling = StepTimeFit((0.010, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0)
+    for record in (decode(None), decode(falling), decode(SIMPLE, rows=1), decode(SIMPLE, rows=0)):
+        assert within_tpot(record, 1e-6) is record
+
+
+WEIGHTS = st.tuples(*[st.floats(0.0, 1.0)] * 7)
+
+
+@given(WEIGHTS, st.integers(1, 64), st.integers(0, 64), st.integers(0, 500), st.floats(1e-4, 10.0))
+def test_no_row_is_refused_that_fits_and_none_taken_that_does_not(weights, rows, running, live, max_tpot_s):
+    fit = StepTimeFit(weights, 0.0)
+    record = decode(fit, rows, running, live)
+    given_rows = within_tpot(record, max_tpot_s).budgets.rows
+    context = live * 2 / running if running else 0.0
+
+    def step_s(num: int) -> float:
+        return fit.seconds_of_rows(StepShape(num, 0.0, round(num * context)))
+
+    assert 1 <= given_rows <= rows
+    assert given_rows == 1 or step_s(given_rows) <= max_tpot_s
+    assert given_rows == rows or step_s(given_rows + 1) > max_tpot_s
