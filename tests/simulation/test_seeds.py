@@ -29,7 +29,7 @@ EXPECTED_PREFIXES = (
     *("budgets", "log budgets_changed", "reads "),
     *("kill encode", "drain encode", "freeze encode", "embeddings rot", "log embedding_not_pulled"),
 )
-RARE_SEEDS = {"code=integrity_failure": (163, 462)}
+RARE_SEEDS = {"code=integrity_failure": (163, 207)}
 """Over calls a page that a row holds is damaged, over sessions the pages of a handoff are wrong twice."""
 
 EXPECTED_SUBSTRINGS = (
