@@ -45,7 +45,7 @@ from baton.services.router.limits import (
     worker_limits,
 )
 from baton.services.router.live_view import open_feed
-from baton.services.router.routes import make_app
+from baton.services.router.routes import ReadinessCheck, make_app
 from baton.services.router.settings import RouterSettings
 from baton.services.router.store_health import StoreHealth
 from baton.services.router.takeover.call_media import CallMedia
@@ -163,15 +163,18 @@ async def run(
         start_series(__version__, "router", settings.public_model_name, vllm_names=settings.vllm_names)
         page = page_bundle() if settings.ui else None
         demo = DemoClient(settings.demo_socket) if settings.demo_socket is not None else None
-        server = _http_server(make_app(running.frontend, backend.readiness, keys, feed, page, demo))
+        readiness = _until_stop(stop, backend.readiness)
+        server = _http_server(make_app(running.frontend, readiness, keys, feed, page, demo))
         await backend.workers.wait_for_first_read()
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         log.info("router_listening", address="{}:{}".format(*sock.getsockname()[:2]), model=settings.public_model_name)
         try:
-            async with _serving_admin(make_admin_app(backend.readiness, feed), admin):
+            async with _serving_admin(make_admin_app(readiness, feed), admin):
                 await asyncio.wait((serving, stopping, backend.watching), return_when=asyncio.FIRST_COMPLETED)
                 if stop.is_set():
+                    parts = (serving, backend.watching)
+                    await asyncio.wait(parts, timeout=settings.shutdown_delay_s, return_when=asyncio.FIRST_COMPLETED)
                     running.drain()
                     await _drain(backend.dispatcher, settings.drain_timeout_s)
         finally:
@@ -367,6 +370,11 @@ async def _serving_admin(app: ASGIApp, sock: socket.socket | None) -> AsyncItera
     finally:
         server.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _until_stop(stop: asyncio.Event, readiness: ReadinessCheck) -> ReadinessCheck:
+    """`readiness`, and not ready from the stop on: load balancers look away while requests are still served."""
+    return lambda: (False, "draining") if stop.is_set() else readiness()
 
 
 async def _drain(dispatcher: TokenDispatcher, timeout_s: float) -> None:

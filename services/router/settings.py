@@ -84,6 +84,9 @@ class RouterSettings(ServiceSettings):
     max_running_requests: Count = 256
     """Most requests that run at once, bounded by the rows of the workers."""
 
+    shutdown_delay_s: Annotated[float, Field(ge=0.0, le=600.0)] = 0.0
+    """Time after SIGTERM in which requests are served while `/ready` answers 503, for load balancers to notice."""
+
     max_ttft_s: Seconds = 60.0
     """A request with a longer estimated time to its first token gets a 429. Three quarters of the clients' patience is
     a good value, since estimates miss."""

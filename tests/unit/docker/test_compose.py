@@ -157,6 +157,15 @@ def test_the_proxy_checks_readiness_and_repeats_no_request():
     assert float(stops[0]) < seconds(COMPOSE["services"]["proxy"]["stop_grace_period"])
 
 
+def test_a_router_serves_until_the_proxy_has_noticed_that_it_stops():
+    text = (DOCKER / "haproxy" / "haproxy.cfg").read_text(encoding="utf-8")
+    ((interval, fall),) = re.findall(r"check inter (\d+)s fall (\d+) ", text)
+    delay_s = float(environment("router")["BATON_SHUTDOWN_DELAY_S"])
+    assert delay_s > int(interval) * (int(fall) + 1), "a check may have just begun"
+    drain_s = float(environment("router")["BATON_DRAIN_TIMEOUT_S"])
+    assert delay_s + drain_s + 10 < seconds(COMPOSE["services"]["router"]["stop_grace_period"])
+
+
 def test_the_gpu_overlay_gives_each_kind_a_gpu_and_the_verbs():
     for name in WORKERS:
         service = GPU["services"][name]

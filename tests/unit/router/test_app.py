@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from baton.settings.base import SettingsError
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.telemetry.metrics import REGISTRY
+from tests.lateness import in_time
 from tests.mock_workers import MODEL, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, ScriptedAction, token_at
 
 pytestmark = pytest.mark.timeout(30)
@@ -56,6 +58,7 @@ async def router(
     decode: Sequence[ScriptedAction] = (),
     drain_timeout_s: float = 5.0,
     otlp_endpoint: str | None = None,
+    shutdown_delay_s: float = 0.0,
 ) -> AsyncIterator[Running]:
     store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
     cluster = MockCluster(store, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text.digest)
@@ -65,6 +68,7 @@ async def router(
         heartbeat_interval_s=0.05,
         drain_timeout_s=drain_timeout_s,
         otlp_endpoint=otlp_endpoint,
+        shutdown_delay_s=shutdown_delay_s,
     )
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
     await cluster.start()
@@ -182,6 +186,20 @@ async def test_sigterm_refuses_new_requests_and_finishes_running_ones(text):
         decode.release()
         assert (await answer).json()["usage"]["completion_tokens"] == 4
         async with asyncio.timeout(5):
+            assert await running.task == 0
+
+
+async def test_requests_are_served_while_a_load_balancer_notices_the_stop(text):
+    delay_s = 3.0
+    async with router(text, shutdown_delay_s=delay_s) as running:
+        await ready(running)
+        began = time.monotonic()
+        running.stop.set()
+        assert (await running.client.get("/ready")).status_code == 503
+        answer = await running.complete(max_tokens=1)
+        in_time(time.monotonic() - began, delay_s, "an answer before the drain begins")
+        assert answer.status_code == 200
+        async with asyncio.timeout(10):
             assert await running.task == 0
 
 
