@@ -78,6 +78,12 @@ class Drafter(Protocol):
         ...
 
 
+def simplest(proposal: Proposal) -> Proposal:
+    """`proposal`, as a chain if it is a tree without branches."""
+    is_chain = proposal.parents == tuple(range(ROOT, len(proposal.tokens) - 1))
+    return Proposal(proposal.tokens, proposal.grade) if is_chain else proposal
+
+
 def first_chain(tree: Proposal, max_tokens: int) -> Proposal:
     """The chain of a tree's first children."""
     chain: list[int] = []

@@ -23,6 +23,7 @@ from baton.engine.drafts.base import (
     draft_path,
     first_chain,
     num_off_chain,
+    simplest,
 )
 from baton.engine.drafts.budget import DraftBudget, DraftOption
 from baton.engine.drafts.hidden_media import hide_media, num_drafted_tokens
@@ -263,8 +264,8 @@ class DraftPolicy:
             if length:
                 self.totals.num_proposals += 1
                 self.totals.num_drafts += length
-                self._planned[row.id] = proposal.first(length)
-            planned.append(proposal.first(length))
+                self._planned[row.id] = simplest(proposal.first(length))
+            planned.append(simplest(proposal.first(length)))
         return planned
 
     def _option(self, row: DraftLimits, proposal: Proposal) -> DraftOption:

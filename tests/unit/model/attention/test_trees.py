@@ -143,6 +143,33 @@ def test_a_node_has_the_bits_of_a_plain_step(level: IsaLevel, dtype: torch.dtype
                 assert torch.equal(out[node], alone[0]), f"node {node} of {parents} from {start} on"
 
 
+@pytest.mark.parametrize("level", kernel_levels())
+def test_a_node_over_int8_pages_has_the_bits_of_a_plain_step(level: IsaLevel) -> None:
+    """Numbers and scales of its path are moved to adjacent slots, as they are when a path is accepted."""
+    layer, num_heads, start = LayerGeometry(2, 64, 64), 6, 62
+    geometry = KVGeometry.of_layers((layer,), "float32", PAGE_SIZE).quantized()
+    num_pages = ceil_div(start + MAX_ROW_TOKENS, PAGE_SIZE)
+    storage = PageStorage.allocate(geometry, 2 * num_pages)
+    every = torch.arange(2 * num_pages * PAGE_SIZE)
+    generator = torch.Generator().manual_seed(5)
+    sides = [torch.randn(len(every), 2, 64, generator=generator) for _ in range(2)]
+    storage.write(0, every // PAGE_SIZE, every % PAGE_SIZE, *sides)
+    table = torch.randperm(2 * num_pages, generator=generator)
+    backend = NativeAttention(load_kernels(level), storage)
+    for parents in trees():
+        call = make_call("plain", len(parents), num_heads, 64, torch.float32)
+        backend.begin(plan_step([Segment(0, start, len(parents), table.tolist(), parents=parents)], PAGE_SIZE))
+        out = backend.attend(call)
+        for node in range(len(parents)):
+            seen = torch.tensor(places(start, parents, node))
+            at = torch.arange(len(seen))
+            other = table[num_pages:]
+            sources = table[seen // PAGE_SIZE], seen % PAGE_SIZE
+            storage.move_slots(sources, (other[at // PAGE_SIZE], at % PAGE_SIZE))
+            backend.begin(plan_step([Segment(0, len(seen) - 1, 1, other.tolist())], PAGE_SIZE))
+            assert torch.equal(out[node], backend.attend(make_alone(call, node))[0])
+
+
 def make_alone(call: AttentionCall, node: int) -> AttentionCall:
     return AttentionCall(call.layer, call.query[node : node + 1], call.scale, None, call.softcap, call.sinks)
 
