@@ -64,6 +64,10 @@ class PoolMemory(Protocol):
         """Writes `contents`, `page_bytes` each, into `pages`. Raises `IndexError` outside the pool."""
         ...
 
+    def host_views(self, pages: Sequence[int]) -> list[memoryview] | None:
+        """Each of `pages` itself, writable; None for memory of a device. Raises `IndexError` outside the pool."""
+        ...
+
 
 def page_parts(content: memoryview, part_ends: Sequence[int]) -> list[memoryview]:
     """The parts of a page's bytes, in order; nothing is copied."""
@@ -123,3 +127,7 @@ class PageMemory:
         """See `PoolMemory`."""
         for page, content in zip(pages, contents, strict=True):
             self.page(page)[:] = content
+
+    def host_views(self, pages: Sequence[int]) -> list[memoryview]:
+        """See `PoolMemory`."""
+        return self.read(pages)

@@ -82,6 +82,9 @@ class DeviceMemory:
             self._copy_stream.copy(self._pages[page], slot)
         self._copy_stream.wait()
 
+    def host_views(self, pages: Sequence[int]) -> None:
+        """See `PoolMemory`: None."""
+
     def _cut(self, buffer: torch.Tensor) -> list[memoryview]:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]
         return [view[start : start + self.page_bytes] for start in range(0, len(view), self.page_bytes)]

@@ -31,7 +31,7 @@ OPEN_CLUSTER_KEY = b"baton/open-cluster"
 
 _HEADER = struct.Struct(">16sQQQ")
 _MAC_BYTES = 32
-_TOKEN_BYTES = _HEADER.size + 2 * _MAC_BYTES
+TOKEN_BYTES = _HEADER.size + 2 * _MAC_BYTES
 
 
 class CallTokenFault(enum.Enum):
@@ -86,7 +86,7 @@ class CallTokenVerifier:
         """Accepts the header of a call's token, once, or returns its fault. A forged token changes no state."""
         if token is None:
             return CallTokenFault.MISSING
-        if len(token) != _TOKEN_BYTES:
+        if len(token) != TOKEN_BYTES:
             return CallTokenFault.FORGED
         header, macs = token[: _HEADER.size], token[_HEADER.size :]
         header_mac, body_mac = macs[:_MAC_BYTES], macs[_MAC_BYTES:]

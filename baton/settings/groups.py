@@ -225,6 +225,13 @@ class WorkerSettings(WorkerProcessSettings):
     transport: Transport = Transport.AUTO
     """Transport of pages: auto, nixl or stream."""
 
+    page_port: Port = 0
+    """Port at which peers read pages where NIXL is not used; 0 takes a free one. Peers that cannot reach it, and all
+    peers where certificates are set, read through the gRPC port, more slowly."""
+
+    advertise_page_address: str | None = None
+    """host:port of page_port for other machines; default: the host of the gRPC address, and the bound port."""
+
     digests: bool = True
     """Check the digest of every imported page."""
 

@@ -13,6 +13,8 @@ from baton.transfer.base import OnPullEvent
 from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
+from baton.transfer.stream.mover import StreamPuller
+from baton.transfer.stream.source import PageEndpoint, StreamSource
 
 
 def usable_transports(setting: str) -> tuple[str, ...]:
@@ -47,15 +49,16 @@ def make_source(
     incarnation: Incarnation,
     memory: PoolMemory,
     trust: ClusterTrust = OPEN_CLUSTER,
-) -> nixl.NixlSource | stream.StreamSource:
-    """Makes this process's pool readable. A `StreamSource` serves reads through the Handoff service.
+    endpoint: PageEndpoint = PageEndpoint(),  # noqa: B008  (frozen)
+) -> nixl.NixlSource | StreamSource:
+    """Makes this process's pool readable. A `StreamSource` serves reads at `endpoint` and through the Handoff service.
 
-    Raises `LinkBroken` if UCX cannot start, `ValueError` for an unknown transport.
+    Raises `LinkBroken` if UCX cannot start or the endpoint's port is taken, `ValueError` for an unknown transport.
     """
     if transport == nixl.TRANSPORT:
         return nixl.NixlSource(worker_id, incarnation, memory, trust)
     if transport == stream.TRANSPORT:
-        return stream.StreamSource(incarnation, memory)
+        return StreamSource(incarnation, memory, trust, endpoint)
     raise ValueError(f"no transport is called {transport!r}")
 
 
@@ -74,7 +77,7 @@ def make_puller(
     if transport == nixl.TRANSPORT:
         return nixl.NixlPuller(worker_id, incarnation, memory, on_event, trust)
     if transport == stream.TRANSPORT:
-        return stream.StreamPuller(memory, on_event, trust)
+        return StreamPuller(memory, on_event, trust)
     raise ValueError(f"no transport is called {transport!r}")
 
 

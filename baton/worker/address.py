@@ -12,8 +12,10 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from baton.settings.groups import ANY_ADDRESS, WorkerProcessSettings
+from baton.settings.groups import ANY_ADDRESS, WorkerProcessSettings, WorkerSettings
 from baton.telemetry.logs import get_logger
+from baton.transfer.stream.source import PageEndpoint
+from baton.worker.rejected_calls import RejectedCallLog
 
 log = get_logger()
 
@@ -55,3 +57,9 @@ def _local_end(found: tuple[int, int, int, str, Any]) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def page_endpoint(settings: WorkerSettings) -> PageEndpoint:
+    """Where a worker listens for page connections."""
+    advertised = settings.advertise_page_address or ""
+    return PageEndpoint(settings.host, settings.page_port, advertised, RejectedCallLog().record)

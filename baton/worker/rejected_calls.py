@@ -17,7 +17,7 @@ log = get_logger()
 
 
 class RejectedCallLog:
-    """Owned by one event loop."""
+    """May be used from any thread: at worst one more line is logged."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

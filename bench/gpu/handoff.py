@@ -37,7 +37,7 @@ from baton.transfer.base import SourceInfo
 from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_puller, make_source, usable_transports
 from baton.transfer.nixl import NixlPuller
-from baton.transfer.stream import StreamSource
+from baton.transfer.stream.source import StreamSource
 from bench.engine.gpu import save
 from bench.transfer.throughput import PoolPuller
 from tests.unit.transfer.source_process import StreamServicer

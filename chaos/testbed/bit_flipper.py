@@ -1,13 +1,16 @@
 """Flips bits in page bytes that pass a proxy, and in nothing else.
 
-Page bytes cross a connection as the payload of large HTTP/2 DATA frames (RFC 9113, section 4.1: nine bytes of header,
-the first three the payload's length, the fourth its type). Other frames pass unchanged: a flip
+Page bytes cross a page connection as answers (`baton.transfer.stream.page_wire`: nine bytes of head, the first the
+kind, the others the length), and a gRPC connection as the payload of large HTTP/2 DATA frames (RFC 9113, section 4.1:
+nine bytes of header, the first three the payload's length, the fourth its type). All else passes unchanged: a flip
 there would break the connection, which is another fault. Called by `proxy`; knows no connection.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from baton.transfer.stream import page_wire
 
 _HEADER_BYTES = 9
 _DATA = 0
@@ -34,13 +37,18 @@ class FlipBudget:
 
 @dataclass(slots=True)
 class BitFlipper:
-    """Follows the frames of one direction of one connection, in pieces of any size; counts those with page bytes."""
+    """Follows the frames of one direction of one connection, in pieces of any size; counts those with page bytes.
+
+    `answers`: the frames are answers of a page connection.
+    """
+
+    answers: bool = False
 
     num_page_frames: int = 0
     _header: bytearray = field(default_factory=bytearray)
     _payload_left: int = 0
     _payload_bytes: int = 0
-    _payload_type: int = 0
+    _is_page_data: bool = False
     _preface_left: bytes = _PREFACE
 
     def feed(self, piece: bytes, budget: FlipBudget | None) -> bytes:
@@ -53,7 +61,7 @@ class BitFlipper:
                 continue
             num_bytes = min(self._payload_left, len(piece) - at)
             offset = at + self._payload_left - self._payload_bytes // 2  # index of the payload's middle in `out`
-            if at <= offset < at + num_bytes and self._is_page_data() and budget is not None and budget.spend():
+            if at <= offset < at + num_bytes and self._is_page_data and budget is not None and budget.spend():
                 out[offset] ^= 0x10
             self._payload_left -= num_bytes
             at += num_bytes
@@ -61,7 +69,7 @@ class BitFlipper:
 
     def _skip_preface(self, piece: bytes) -> int:
         """Skips the fixed preface of a client's connection."""
-        if not self._preface_left:
+        if not self._preface_left or self.answers:
             return 0
         if not self._preface_left.startswith(piece[: len(self._preface_left)]):
             self._preface_left = b""
@@ -74,11 +82,10 @@ class BitFlipper:
         missing = _HEADER_BYTES - len(self._header)
         self._header += piece[at : at + missing]
         if len(self._header) == _HEADER_BYTES:
-            self._payload_bytes = self._payload_left = int.from_bytes(self._header[:3])
-            self._payload_type = self._header[3]
+            kind, length = (0, slice(1, 9)) if self.answers else (3, slice(3))
+            self._payload_bytes = self._payload_left = int.from_bytes(self._header[length])
+            is_data = self._header[kind] == (page_wire.PAGES if self.answers else _DATA)
+            self._is_page_data = is_data and self._payload_bytes >= (1 if self.answers else MIN_PAYLOAD_BYTES)
             self._header.clear()
-            self.num_page_frames += self._is_page_data()
+            self.num_page_frames += self._is_page_data
         return min(at + missing, len(piece))
-
-    def _is_page_data(self) -> bool:
-        return self._payload_type == _DATA and self._payload_bytes >= MIN_PAYLOAD_BYTES

@@ -22,18 +22,22 @@ class ProxyNetwork:
 
     def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
         self._pids = pids
-        self._proxies: dict[tuple[str, str], Proxy] = {}
+        self._proxies: dict[tuple[str, str, bool], Proxy] = {}
         self._link_states: defaultdict[tuple[str, str], LinkState] = defaultdict(LinkState)
 
-    async def serve(self, server: str, upstream: tuple[str, int], client: str = "") -> str:
+    async def serve(self, server: str, upstream: tuple[str, int], client: str = "", *, pages: bool = False) -> str:
         """Puts a proxy in front of `server`, or redirects the existing one; returns its host:port.
 
         With a `client` given the proxy is that client's own; otherwise each connection's client is looked up.
+        `pages`: it is the one of the port of page connections, whose links have the same condition.
         """
-        proxy = self._proxies.get((client, server))
+        proxy = self._proxies.get((client, server, pages))
         if proxy is None:
-            proxy = Proxy(upstream, lambda *ends: self._link_states[client or self._client_of(*ends), server])
-            self._proxies[client, server] = proxy
+
+            def state_of(*ends: Address) -> LinkState:
+                return self._link_states[client or self._client_of(*ends), server]
+
+            proxy = self._proxies[client, server, pages] = Proxy(upstream, state_of, pages=pages)
             await proxy.start()
         proxy.upstream = upstream
         return f"127.0.0.1:{proxy.port}"

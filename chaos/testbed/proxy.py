@@ -2,7 +2,7 @@
 
 `network` makes one for every server of a cluster and identifies the client at each accept. The condition of a client is
 looked up for every piece of data, so it changes under open connections. Runs in one asyncio loop. Knows no protocol
-except HTTP/2 frames, for bit flips.
+except frames with page bytes, for bit flips.
 """
 
 from __future__ import annotations
@@ -86,8 +86,12 @@ class Proxy:
     `state_of` maps both ends of a connection, the client's first, to the link state of that client.
     """
 
-    def __init__(self, upstream: tuple[str, int], state_of: Callable[[Address, Address], LinkState]) -> None:
+    def __init__(
+        self, upstream: tuple[str, int], state_of: Callable[[Address, Address], LinkState], *, pages: bool = False
+    ) -> None:
+        """`pages`: its connections are page connections."""
         self.upstream = upstream
+        self._pages = pages
         self._state_of = state_of
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -135,8 +139,8 @@ class Proxy:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self.upstream, limit=PIECE_BYTES)
         reset = asyncio.create_task(link_state.wait_reset())
         directions = [
-            asyncio.create_task(_Direction(link_state, flips_bits=False).run(reader, upstream_writer)),
-            asyncio.create_task(_Direction(link_state, flips_bits=True).run(upstream_reader, writer)),
+            asyncio.create_task(_Direction(link_state, None).run(reader, upstream_writer)),
+            asyncio.create_task(_Direction(link_state, BitFlipper(self._pages)).run(upstream_reader, writer)),
         ]
         try:
             await _until_over(directions, reset)
@@ -150,9 +154,9 @@ class Proxy:
 class _Direction:
     """One direction of one connection: pieces are read, kept until they are due, and written."""
 
-    def __init__(self, link_state: LinkState, *, flips_bits: bool) -> None:
+    def __init__(self, link_state: LinkState, flipper: BitFlipper | None) -> None:
         self._link_state = link_state
-        self._flipper = BitFlipper() if flips_bits else None
+        self._flipper = flipper
         self._pieces: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(MAX_QUEUED_PIECES)
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -29,7 +29,16 @@ SERVICES: Final[Mapping[str, type[ServiceSettings]]] = {
 """Settings of `baton serve NAME`."""
 
 DECIDED = frozenset(
-    {"worker_id", "metrics_port", "advertise_address", "cpu_affinity", "demo_socket", "core_lease_file"}
+    {
+        "worker_id",
+        "metrics_port",
+        "advertise_address",
+        "page_port",
+        "advertise_page_address",
+        "cpu_affinity",
+        "demo_socket",
+        "core_lease_file",
+    }
 )
 """Fields whose values differ between the processes of one system."""
 

@@ -51,7 +51,8 @@ from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_pullers, make_source, usable_transports
-from baton.transfer.stream import StreamSource
+from baton.transfer.stream.source import StreamSource
+from baton.worker.address import page_endpoint
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
@@ -107,7 +108,7 @@ class _Worker:
         memory = engine.memory
         self._sources = {}
         if settings.shares_pages:
-            made_of = (self._id, self._incarnation, memory, context.trust)
+            made_of = (self._id, self._incarnation, memory, context.trust, page_endpoint(settings))
             self._sources = {name: make_source(name, *made_of) for name in transports}
         for source in self._sources.values():
             stack.callback(source.close)

@@ -42,7 +42,8 @@ from baton.settings.model_source import model_name
 from baton.telemetry.logs import get_logger
 from baton.transfer import nixl
 from baton.transfer.factory import make_source, usable_transports
-from baton.transfer.stream import StreamSource
+from baton.transfer.stream.source import StreamSource
+from baton.worker.address import page_endpoint
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
@@ -109,7 +110,7 @@ class _Worker:
         submit, client = (lambda pull: None, None) if self._peers is None else (self._peers.submit, self._peers.client)
         self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent, submit, client)
         names = usable_transports(settings.transport.value)
-        made_of = (self._id, self._incarnation, engine.memory, context.trust)
+        made_of = (self._id, self._incarnation, engine.memory, context.trust, page_endpoint(settings))
         self._sources = {name: make_source(name, *made_of) for name in names}
         for source in self._sources.values():
             stack.callback(source.close)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.transfer.stream import page_wire
 from chaos.testbed.bit_flipper import MIN_PAYLOAD_BYTES, BitFlipper, FlipBudget
 from chaos.testbed.connection_owner import connection_owner
 from chaos.testbed.network import PARTITIONED, UNKNOWN_CLIENT, ProxyNetwork
@@ -161,6 +162,19 @@ def test_only_large_data_frames_are_flipped(piece_bytes: int) -> None:
     assert len(differing) == budget.num_flipped == 1
     assert flipper.num_page_frames == 2
     assert begin <= differing[0] < begin + MIN_PAYLOAD_BYTES
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 1 << 20])
+def test_answers_of_page_connections_are_flipped_and_refusals_are_not(piece_bytes: int) -> None:
+    pages, refusal, empty = bytes(3000), b"no".ljust(6000), page_wire.HEAD.pack(page_wire.PAGES, 0)
+    before = page_wire.HEAD.pack(page_wire.REFUSED, len(refusal)) + refusal + empty
+    stream = before + 2 * (page_wire.HEAD.pack(page_wire.PAGES, len(pages)) + pages)
+    flipper, budget = BitFlipper(answers=True), FlipBudget(1)
+    pieces = [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
+    out = b"".join(flipper.feed(piece, budget) for piece in pieces)
+    differing = [at for at, (old, new) in enumerate(zip(stream, out, strict=True)) if old != new]
+    assert differing == [len(before) + page_wire.HEAD.size + len(pages) // 2]
+    assert (budget.num_flipped, flipper.num_page_frames) == (1, 2)
 
 
 def test_the_client_preface_is_no_frame() -> None:

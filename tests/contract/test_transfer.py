@@ -56,7 +56,7 @@ class Side:
 @pytest.fixture(
     scope="module",
     params=[
-        *("fake", "fake-staged", "stream", "stream-staged"),
+        *("fake", "fake-staged", "stream", "stream-staged", "stream-calls"),
         *(pytest.param(name, marks=needs_nixl) for name in ("nixl", "nixl-staged", "nixl-tcp")),
     ],
 )

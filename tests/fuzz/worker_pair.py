@@ -61,7 +61,8 @@ from baton.store.options import StoreOptions
 from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.puller_set import PullerSet
-from baton.transfer.stream import StreamPuller, StreamSource
+from baton.transfer.stream.mover import StreamPuller
+from baton.transfer.stream.source import StreamSource
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LinkIdentity, PeerLinks

@@ -12,7 +12,7 @@ from baton.services.cli.settings import COMMANDS, SERVICES
 from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
 from baton.services.router.openapi import openapi_document
 from baton.settings.base import known_variables, refuse_unknown_variables
-from baton.settings.groups import ServiceSettings, WorkerProcessSettings
+from baton.settings.groups import ServiceSettings, WorkerProcessSettings, WorkerSettings
 from baton.telemetry.metrics_server import start_metrics_server
 from tests.unit.deploy.chart import EXAMPLES, IMAGES, component, container, environment, pod, render, services, workers
 
@@ -147,7 +147,8 @@ def test_ports_are_those_that_processes_listen_on(values, monkeypatch):
     for name, workload in services(render(values)).items():
         settings = load(workload, monkeypatch)
         if isinstance(settings, WorkerProcessSettings):
-            assert ports(workload) == {"grpc": settings.port, "metrics": settings.metrics_port}, name
+            pages = {"pages": settings.page_port} if isinstance(settings, WorkerSettings) else {}
+            assert ports(workload) == {"grpc": settings.port, "metrics": settings.metrics_port} | pages, name
         else:
             assert ports(workload) == {"http": settings.port, "metrics": settings.metrics_port}  # type: ignore[attr-defined]
 

@@ -23,6 +23,7 @@ WAIT_S = 30.0
 
 ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     "stream": {},
+    "stream-calls": {},
     "nixl": {"UCX_NET_DEVICES": "lo"},
     "nixl-staged": {"UCX_NET_DEVICES": "lo"},
     "nixl-tcp": {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"},
@@ -79,6 +80,8 @@ class Rig:
         spec = replace(spec, transport=self.transport, environment=ENVIRONMENTS.get(self.name, {}), trust=TRUST)
         fake = self.transport == TRANSPORT
         source: RunningSource = FakeRunningSource(self._fabric, spec) if fake else SourceProcess(spec)
+        if self.name == "stream-calls":
+            source.info = replace(source.info, metadata=b"")  # no page connections
         self._closers.append(source.close)
         return source
 

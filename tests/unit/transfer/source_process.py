@@ -26,7 +26,7 @@ from baton.rpc.gen import handoff_pb2_grpc
 from baton.settings.ucx import prepare_environment
 from baton.transfer.base import SourceInfo
 from baton.transfer.factory import make_source
-from baton.transfer.stream import StreamSource
+from baton.transfer.stream.source import StreamSource
 
 START_TIMEOUT_S = 60.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
@@ -14,7 +14,8 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
-from baton.transfer.stream import MAX_MESSAGE_BYTES, StreamPuller, StreamSource
+from baton.transfer.stream.mover import StreamPuller
+from baton.transfer.stream.source import MAX_MESSAGE_BYTES, StreamSource
 from tests.staged_memory import staged_memory
 from tests.unit.transfer.rigs import EventLog, page_ids
 from tests.unit.transfer.source_process import filled_memory
@@ -43,7 +44,8 @@ async def messages(source: StreamSource, pages: list[int], incarnation: int = IN
 async def test_messages_hold_whole_pages_in_order(page_bytes, num_messages):
     memory = filled_memory(10, page_bytes, seed=1)
     pages = [9, 0, 3, 3, 1, 2, 4, 5, 8]
-    got = await messages(StreamSource(INCARNATION, memory), pages)
+    with closing(StreamSource(INCARNATION, memory)) as source:
+        got = await messages(source, pages)
     assert b"".join(got) == b"".join(memory.page(page) for page in pages)
     assert len(got) == num_messages
     assert all(len(data) % page_bytes == 0 for data in got)
@@ -54,7 +56,8 @@ async def test_pages_of_a_device_are_served_by_way_of_the_host():
     memory = staged_memory(4, 4096)
     contents = [bytes([page]) * 4096 for page in range(4)]
     memory.write(range(4), [memoryview(content) for content in contents])
-    assert await messages(StreamSource(INCARNATION, memory), [2, 0, 3]) == [contents[2] + contents[0] + contents[3]]
+    with closing(StreamSource(INCARNATION, memory)) as source:
+        assert await messages(source, [2, 0, 3]) == [contents[2] + contents[0] + contents[3]]
 
 
 async def test_invalid_reads_are_refused():

@@ -1,4 +1,4 @@
-{{/* A kind of worker: its headless Service and its StatefulSet. Arguments as in _pod.tpl, with "port" and "metricsPort". */}}
+{{/* A kind of worker: its headless Service and its StatefulSet. Arguments as in _pod.tpl, with "port", "metricsPort" and "pagePort", if any. */}}
 {{- define "baton.worker" -}}
 {{- $name := printf "%s-%s" (include "baton.name" .root) .component }}
 {{- $drain := int .root.Values.drainTimeoutS }}
@@ -56,6 +56,9 @@ spec:
             {{- include "baton.env" . | nindent 12 }}
             - {name: BATON_WORKER_ID, value: $(POD_NAME)}
             - {name: BATON_PORT, value: {{ .port | quote }}}
+            {{- if .pagePort }}
+            - {name: BATON_PAGE_PORT, value: {{ .pagePort | quote }}}
+            {{- end }}
             - {name: BATON_METRICS_PORT, value: {{ .metricsPort | quote }}}
             - name: BATON_ADVERTISE_ADDRESS
               {{- if .root.Values.tls.existingSecret }}
@@ -71,6 +74,9 @@ spec:
             {{- end }}
           ports:
             - {name: grpc, containerPort: {{ .port }}}
+            {{- if .pagePort }}
+            - {name: pages, containerPort: {{ .pagePort }}}
+            {{- end }}
             - {name: metrics, containerPort: {{ .metricsPort }}}
           # Metrics are served once the model is loaded and checked.
           startupProbe:

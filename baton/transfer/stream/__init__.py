@@ -1,0 +1,3 @@
+"""Transfer over TCP, for machines without NIXL: page connections, or gRPC streams where those cannot be opened."""
+
+TRANSPORT = "stream"

@@ -1,0 +1,181 @@
+"""Serves page connections: one blocking thread each, since a send of many pages holds no lock of the interpreter.
+
+Nothing is read from a caller without a valid call token but the token itself. Owned by `StreamSource`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation
+from baton.domain.trust import ClusterTrust
+from baton.kv.memory import PoolMemory
+from baton.rpc.auth_interceptor import Fault, Malformed, RejectedCall
+from baton.rpc.call_token import OPEN_CLUSTER_KEY, TOKEN_BYTES, CallTokenFault, CallTokenVerifier
+from baton.rpc.gen import handoff_pb2
+from baton.rpc.request_budget import MAX_CONTROL_BYTES
+from baton.transfer.stream import page_wire
+
+MAX_CONNECTIONS = 512
+FIRST_REQUEST_S = 10.0
+"""Time from the opening of a connection to its first whole request."""
+REQUEST_S = 10.0
+"""Time from the first byte of a later request to its last one."""
+STALL_S = 20.0
+"""How long a caller may take nothing of its answer."""
+CLOSE_S = 2.0
+RETRY_S = 0.05
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""In seconds: the host of an idle caller that has vanished is noticed after 25 s."""
+_log = structlog.get_logger(__name__)
+
+
+class PageServer:
+    """Listens from its construction on."""
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        memory: PoolMemory,
+        trust: ClusterTrust,
+        address: tuple[str, int],
+        on_rejected: Callable[[RejectedCall], None],
+    ) -> None:
+        """`on_rejected` is called in any thread. Raises `LinkBroken` if it cannot listen."""
+        host, port = address
+        self._on_rejected = on_rejected
+        self._incarnation = incarnation
+        self._memory = memory
+        self._verifier = CallTokenVerifier(trust.keys("call-token") or (OPEN_CLUSTER_KEY,), incarnation)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._closed = threading.Event()
+        try:
+            self._listener = socket.create_server((host, port), family=_family(host), backlog=128)
+        except OSError as error:
+            raise LinkBroken(f"cannot listen for page connections at {host}:{port}: {error}") from error
+        self.port: int = self._listener.getsockname()[1]
+        self._acceptor = threading.Thread(target=self._accept, name="baton-pages", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def num_connections(self) -> int:
+        """Open ones."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Closes the port and all connections; idempotent."""
+        with self._lock:
+            self._closed.set()
+            connections = dict(self._open)
+        for each in (self._listener, *connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        self._listener.close()
+        deadline = time.monotonic() + CLOSE_S
+        for thread in (self._acceptor, *connections.values()):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _accept(self) -> None:
+        """The root of the accepting thread."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closed.wait(RETRY_S):
+                    return
+                continue  # there was no free file descriptor
+            thread = threading.Thread(target=self._serve, args=(connection,), name="baton-pages", daemon=True)
+            with self._lock:
+                refused = self._closed.is_set() or len(self._open) >= MAX_CONNECTIONS
+                if not refused:
+                    self._open[connection] = thread
+            if refused:
+                connection.close()
+            else:
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """The root of a connection's thread."""
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            deadline = time.monotonic() + FIRST_REQUEST_S
+            while self._answer(connection, deadline):
+                connection.settimeout(None)
+                if not connection.recv(1, socket.MSG_PEEK):
+                    return
+                deadline = time.monotonic() + REQUEST_S
+        except OSError as error:
+            if not self._closed.is_set():
+                _log.debug("page_connection_ended", reason=str(error))
+        finally:
+            with self._lock:
+                self._open.pop(connection, None)
+            connection.close()
+
+    def _answer(self, connection: socket.socket, deadline: float) -> bool:
+        """Answers one request; False if it was refused."""
+        try:
+            pages = self._read_request(connection, deadline)
+        except _Refused as refused:
+            if refused.fault is not None:
+                host, port = connection.getpeername()[:2]
+                self._on_rejected(RejectedCall(refused.fault, page_wire.METHOD, f"{host}:{port}"))
+            reason = str(refused).encode()[: page_wire.MAX_REASON_BYTES]
+            page_wire.send(connection, [page_wire.HEAD.pack(page_wire.REFUSED, len(reason)), reason], STALL_S)
+            return False
+        memory = self._memory
+        head = page_wire.HEAD.pack(page_wire.PAGES, len(pages) * memory.page_bytes)
+        page_wire.send(connection, [head], STALL_S)
+        step = page_wire.part_pages(memory.page_bytes)
+        for start in range(0, len(pages), step):
+            page_wire.send(connection, memory.read(pages[start : start + step]), STALL_S)
+        return True
+
+    def _read_request(self, connection: socket.socket, deadline: float) -> Sequence[int]:
+        """The pages of a request. Its body is read once its token's header is accepted. Raises `_Refused`."""
+        head = page_wire.receive(connection, len(page_wire.MAGIC) + TOKEN_BYTES, deadline)
+        if not head.startswith(page_wire.MAGIC):
+            raise _Refused("this is no request for pages", Malformed.MALFORMED)
+        with self._lock:
+            token = self._verifier.accept(page_wire.METHOD, head[len(page_wire.MAGIC) :])
+        if isinstance(token, CallTokenFault):
+            raise _Refused(f"the call token is refused: {token.value}", token)
+        if token.num_bytes > MAX_CONTROL_BYTES:
+            raise _Refused(f"a request has at most {MAX_CONTROL_BYTES} bytes", Malformed.TOO_LARGE)
+        body = page_wire.receive(connection, token.num_bytes, deadline)
+        if not token.covers(body):
+            raise _Refused("the request is not the one that the call token was issued for", Malformed.DAMAGED)
+        try:
+            request = handoff_pb2.ReadPagesRequest.FromString(body)
+        except DecodeError as error:
+            raise _Refused("the request cannot be read", Malformed.MALFORMED) from error
+        if request.incarnation != self._incarnation:
+            raise _Refused("another incarnation of this worker is meant")
+        if any(page >= self._memory.num_pages for page in request.pages):
+            raise _Refused(f"a page is outside the pool of {self._memory.num_pages}")
+        return request.pages
+
+
+class _Refused(Exception):
+    """A request is not answered. `fault`: it is counted as a rejected call."""
+
+    def __init__(self, why: str, fault: Fault | None = None) -> None:
+        super().__init__(why)
+        self.fault = fault
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
