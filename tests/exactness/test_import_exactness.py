@@ -128,10 +128,15 @@ def test_a_row_that_is_sent_back_goes_on_elsewhere_from_its_pages(tmp_path: Path
             before["computed"] += sum(map(len, prompts))
             return totals() - before
 
-        counted = eventually(lambda: (found := outgrow())["sent_back"] and found, LINK_S, "a row is sent back")
-        # A page that the other row's next step may need is not given, and the last one was not full.
-        assert 0 < counted["computed"] <= 3 * PAGE_SIZE * counted["sent_back"]
-        assert counted["imported"] >= 10 * PAGE_SIZE
+        def goes_on() -> Counter[str] | None:
+            """Under load the next attempt may ask too late; then another pair of prompts has to show it."""
+            found = outgrow()
+            return found if found["sent_back"] and found["imported"] >= 7 * PAGE_SIZE else None
+
+        counted = eventually(goes_on, LINK_S, "a row goes on from the pages that it has left")
+        # Not given: what the other row has taken by then, at most six pages, and needs for its next step. A row's last
+        # page is not full.
+        assert 0 < counted["computed"] <= 8 * PAGE_SIZE * counted["sent_back"]
         assert sum(cluster.metric(name, "baton_send_backs_given_total") for name in names) >= 1
         assert cluster.tokens_recomputed == 0
         cluster.wait_pages_free(LINK_S)
