@@ -75,7 +75,8 @@ class TraceEvent(msgspec.Struct, frozen=True):
 class AttemptTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt. `skew_us`: the part of the prefill interval that the worker does not account for (network, queues).
 
-    `end_code` and `end_phase` belong to a failed attempt. `busy_replies`: workers that had no room for it.
+    `end_code` and `end_phase` belong to a failed attempt. `busy_replies`: workers that had no room for it. `early_us`:
+    how long prefill had had the prompt when decode's reservation came.
     """
 
     attempt: int
@@ -87,6 +88,7 @@ class AttemptTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     decode_incarnation: int = 0
     reserve_us: int | None = None
     busy_replies: int = 0
+    early_us: int = 0
     skew_us: int | None = None
     end_code: str = ""
     end_phase: str = ""

@@ -32,6 +32,7 @@ class _Attempt:
     decode: WorkerRecord | None = None
     reserved_s: float | None = None
     dispatched_s: float | None = None
+    early_s: float = 0.0
     sealed_s: float | None = None
     end_s: float | None = None
     busy_replies: int = 0
@@ -76,8 +77,14 @@ class SequenceTimer:
             self._stamps.setdefault(stage, now)
             if stage is Stage.ADMIT:
                 self._attempt_start_s = now
-            elif stage is Stage.DISPATCH and self._attempt is not None:
-                self._attempt.dispatched_s = now
+
+    def dispatched(self, early_s: float) -> None:
+        """Prefill has had the prompt for `early_s` seconds, 0 unless it began before the reservation. Ends DISPATCH."""
+        if self.first_s is None:
+            self.stamp(Stage.DISPATCH)
+            if self._attempt is not None:
+                self._attempt.dispatched_s = self.request.clock() - early_s
+                self._attempt.early_s = early_s
 
     def attempt(self, number: int, prefill: WorkerRecord, decode: WorkerRecord, busy_replies: int = 0) -> None:
         """Attempt `number` has a reservation; ends RESERVE. With a local prefill both workers are the same one."""
@@ -173,7 +180,7 @@ class SequenceTimer:
         before = 0
         for stage, at_us in ends:
             at_us = min(max(before, at_us), first_us)
-            before = _append(parts, stage, before, at_us, self._prefill_times())
+            before = _append(parts, stage, before, at_us, self._first_attempt or self._attempt)
         if self.first_s is None:
             _append(parts, Stage.FINISH if finished else self._current_stage(), before, end_us, None)
             return tuple(parts)
@@ -210,10 +217,6 @@ class SequenceTimer:
             self._attempts.pop()
         self._attempts.append(attempt)
 
-    def _prefill_times(self) -> PrefillTimes | None:
-        attempt = self._first_attempt or self._attempt
-        return None if attempt is None else attempt.prefill_times
-
     def _current_stage(self) -> Stage:
         stamped = self.request.stamps.keys() | self._stamps.keys()
         last = max((index for index, stage in enumerate(_IN_PROGRESS) if stage in stamped), default=-1)
@@ -245,6 +248,7 @@ class SequenceTimer:
             decode_incarnation=0 if attempt.decode is None else attempt.decode.incarnation,
             reserve_us=None if attempt.reserved_s is None else us(attempt.reserved_s) - us(attempt.start_s),
             busy_replies=attempt.busy_replies,
+            early_us=round(1e6 * attempt.early_s),
             skew_us=_skew_us(attempt),
             end_code=attempt.end_code,
             end_phase=attempt.end_phase,
@@ -254,12 +258,17 @@ class SequenceTimer:
         )
 
 
-def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, times: PrefillTimes | None) -> int:
-    """Adds one stage and returns its end. The worker's queue cuts PREFILL, and the time of its images the queue."""
-    if stage is Stage.PREFILL and times is not None:
-        encode_us = min(max(0, times.encode_us), max(0, times.queue_us))
+def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, attempt: _Attempt | None) -> int:
+    """Adds one stage and returns its end. The worker's queue cuts PREFILL, and the time of its images the queue.
+
+    What of that was over when the reservation came is a part of RESERVE.
+    """
+    times = None if attempt is None else attempt.prefill_times
+    if stage is Stage.PREFILL and attempt is not None and times is not None:
+        encode_us, early_us = min(max(0, times.encode_us), max(0, times.queue_us)), round(1e6 * attempt.early_s)
         for part, part_us in ((Stage.PREFILL_QUEUE, times.queue_us - encode_us), (Stage.ENCODE, encode_us)):
-            cut_us = min(start_us + max(0, part_us), end_us)
+            cut_us = min(start_us + max(0, part_us - early_us), end_us)
+            early_us = max(0, early_us - max(0, part_us))
             if part is Stage.PREFILL_QUEUE or encode_us:
                 parts.append(StageTime(part, start_us, cut_us - start_us))
             start_us = cut_us

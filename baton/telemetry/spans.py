@@ -171,11 +171,12 @@ _Part = tuple[str, str, int, int, Attributes, Sequence[tuple[int, str, Attribute
 def _worker_parts(attempt: AttemptTrace, called_us: int, first_us: int | None) -> Iterator[_Part]:
     """Name, worker, start, end, attributes and events of each span that a worker's times give."""
     if (prefill := attempt.prefill_times) is not None:
-        chunks = [(called_us + start_us, "chunk", {"baton.tokens": tokens}) for start_us, tokens in prefill.chunks]
+        begun_us = called_us - attempt.early_us
+        chunks = [(begun_us + start_us, "chunk", {"baton.tokens": tokens}) for start_us, tokens in prefill.chunks]
         facts: Attributes = {"baton.computed_tokens": prefill.computed_tokens, "baton.queue_us": prefill.queue_us}
         if prefill.encode_us:
             facts = {**facts, "baton.encode_us": prefill.encode_us}
-        yield "prefill", attempt.prefill, called_us, called_us + prefill.seal_us, facts, chunks
+        yield "prefill", attempt.prefill, begun_us, begun_us + prefill.seal_us, facts, chunks
     if (pulled := attempt.import_times) is not None:
         facts = {"baton.bytes": pulled.bytes, "baton.transport": pulled.transport, "baton.proof": pulled.proof}
         start_us, end_us = called_us + pulled.first_chunk_us, called_us + pulled.commit_us

@@ -24,6 +24,8 @@ def within_tpot(record: WorkerRecord, max_tpot_s: float) -> WorkerRecord:
     if most <= 1 or fit is None or math.isinf(max_tpot_s):
         return record
     context = load.pages.live * record.page_size / load.running_rows if load.running_rows else 0.0
+    if fit.weights[-1] < 0.0:
+        context = 0.0  # noise of a fit: longer contexts make no step faster
     num_rows = bisect_left(
         range(1, most + 1),
         True,

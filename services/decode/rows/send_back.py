@@ -48,7 +48,8 @@ class SentBackPages:
         """Rows whose pages were asked for in time."""
 
     def keep(self, row: DecodeRow, now: float) -> None:
-        """Caches and keeps the full pages of a row that is about to release them."""
+        """Caches and keeps the full pages of a row that is about to release them. Forgets those that waited in vain."""
+        self._kept = {id: one for id, one in self._kept.items() if now < one.until}
         table = row.table
         table.cache_full_pages(row.tokens, row.num_filled)  # those of a row that came back are not cached yet
         keys = tuple(table.cached_keys)

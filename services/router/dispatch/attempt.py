@@ -54,7 +54,6 @@ from baton.services.router.dispatch.worker_errors import (
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import TakeChunk, TokenChunk
 from baton.telemetry.metrics import INDEX_ERROR
-from baton.telemetry.request_trace import Stage
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
@@ -141,7 +140,7 @@ class Attempt:
             watch = self._workers.watch(pair.decode.incarnation, self._on_decode_lost)
             self._undo = [self._generate.cancel, watch]
         if prefill is not None:
-            prefill.when_accepted(partial(self._tracked.timer.stamp, Stage.DISPATCH))
+            prefill.when_accepted(self._tracked.timer.dispatched)
         late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
         self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
 

@@ -21,6 +21,7 @@ from baton.domain.errors import (
     DeadlineExceeded,
     Draining,
     NeedMedia,
+    NoRoom,
     NoWorkers,
     Refused,
     Superseded,
@@ -302,7 +303,8 @@ class TokenDispatcher:
             raise
         if reservation is None:
             wait_s = self._limits.reserve.worker_wait_s
-            raise tracked.last_error or WorkerLost(f"no linked prefill/decode pair appeared within {wait_s:g} s")
+            last = None if isinstance(tracked.last_error, NoRoom) else tracked.last_error
+            raise last or WorkerLost(f"no linked prefill/decode pair appeared within {wait_s:g} s")
         tracked.on_reserved(reservation)
         return reservation
 

@@ -107,6 +107,13 @@ def test_the_next_attempt_gets_the_pages_that_a_row_has_left():
     assert giver.world.scheduler.num_preempted == 0
 
 
+def test_pages_that_nobody_asks_for_are_forgotten_at_the_next_row():
+    """Also where no row ever waits in host memory."""
+    giver = Giver()
+    giver.world.scheduler.sent_back.keep(giver.world.scheduler._running[0], 10.0 * KEEP_S)
+    assert not giver.world.scheduler.sent_back.is_next_attempt(MIDDLE.id.next(), 0.0)
+
+
 def test_a_preempted_row_waits_for_the_next_attempt_to_ask():
     giver = Giver()
     assert giver.world.scheduler.sent_back.num_pages(0.0) == 3

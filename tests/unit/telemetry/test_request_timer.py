@@ -60,7 +60,7 @@ def split_request() -> Run:
     run = Run()
     run.sequence(0.004).stamp(Stage.ADMIT)
     run.sequence(0.010).attempt(1, PREFILL, DECODE, busy_replies=2)
-    run.sequence(0.011).stamp(Stage.DISPATCH)
+    run.sequence(0.011).dispatched(0.0)
     run.sequence(0.200).sealed(PREFILL_TIMES)
     run.token(0.201)
     run.sequence(0.230).imported(IMPORT_TIMES)
@@ -108,13 +108,31 @@ def test_a_split_request_has_every_stage():
 
 
 @pytest.mark.parametrize(
+    ("early_s", "queue", "encode"), [(0.0, 10_000, 30_000), (0.004, 6_000, 30_000), (0.025, 0, 15_000), (0.06, 0, 0)]
+)
+def test_what_prefill_did_before_the_reservation_is_no_stage_of_its_own(early_s, queue, encode):
+    """A prompt that starts beside its reservation waits in prefill's queue meanwhile: RESERVE has that time."""
+    run = Run()
+    run.sequence(0.010).attempt(1, PREFILL, DECODE, busy_replies=0)
+    run.sequence(0.011).dispatched(early_s)
+    run.sequence(0.200).sealed(replace(PREFILL_TIMES, encode_us=30_000))
+    run.token(0.201)
+    trace = run.at(0.201).end(Outcome.FINISHED, "stop")
+    found = stages(trace)
+    assert (found["prefill_queue"], found["encode"]) == (queue, encode)
+    assert sum(found.values()) - found.get("finish", 0) == trace.ttft_us == 201_000
+    (attempt,) = trace.sequences[0].attempts
+    assert (attempt.early_us, attempt.skew_us) == (round(1e6 * early_s), 189_000 + round(1e6 * early_s) - 180_000)
+
+
+@pytest.mark.parametrize(
     ("encode_us", "queue", "encode"),
     [(30_000, 10_000, 30_000), (40_000, 0, 40_000), (99_000, 0, 40_000), (-5, 40_000, None)],
 )
 def test_images_cut_the_queue_and_the_stages_still_add_up(encode_us, queue, encode):
     run = Run()
     run.sequence(0.010).attempt(1, PREFILL, DECODE, busy_replies=0)
-    run.sequence(0.011).stamp(Stage.DISPATCH)
+    run.sequence(0.011).dispatched(0.0)
     run.sequence(0.200).sealed(replace(PREFILL_TIMES, encode_us=encode_us))
     run.token(0.201)
     trace = run.at(0.201).end(Outcome.FINISHED, "stop")
@@ -144,7 +162,7 @@ def test_an_attempt_lost_before_the_first_token_is_a_stage():
     run = Run()
     run.sequence(1.0).stamp(Stage.ADMIT)
     run.sequence(2.0).attempt(1, PREFILL, DECODE)
-    run.sequence(3.0).stamp(Stage.DISPATCH)
+    run.sequence(3.0).dispatched(0.0)
     run.sequence(10.0).lost("worker_lost", "prefilling")
     run.sequence(11.0).attempt(2, PREFILL, DECODE)
     run.token(12.0)
@@ -241,7 +259,7 @@ def test_stages_add_up_to_ttft_and_e2e_exactly(steps: list[tuple[str, float]], e
             case "attempt":
                 sequence.attempt(1, PREFILL, DECODE)
             case "dispatch":
-                sequence.stamp(Stage.DISPATCH)
+                sequence.dispatched(0.0)
             case "sealed":
                 sequence.sealed(PREFILL_TIMES)
             case "imported":

@@ -20,10 +20,16 @@ OFF_S = 30.0
 
 
 def has_room_twice(pair: Pair, num_tokens: int) -> bool:
-    """True if `pair.decode`, with the router's own placements added, has rows and pages for two such prompts."""
-    decode, num_pages = pair.decode, ceil_div(num_tokens + 1, pair.decode.page_size)
-    has_rows = decode.load.running_rows + 2 <= decode.budgets.rows
-    return has_rows and decode.load.available_pages >= 2 * num_pages
+    """True if `pair.decode`, with the router's own placements added, has rows and pages for two such prompts.
+
+    A reservation has a row of its own before it runs, and may have a bound of its own.
+    """
+    load, budgets = pair.decode.load, pair.decode.budgets
+    if load.running_rows + load.waiting_requests + 2 > budgets.rows:
+        return False
+    if budgets.reservations is not None and load.waiting_requests + 2 > budgets.reservations:
+        return False
+    return load.available_pages >= 2 * ceil_div(num_tokens + 1, pair.decode.page_size)
 
 
 @dataclass(slots=True)

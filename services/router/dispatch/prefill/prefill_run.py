@@ -80,7 +80,8 @@ class PrefillRun:
         self._spec = spec
         self._workers = workers
         self._uploader = uploader
-        self._on_accepted: Callable[[], None] | None = None
+        self._accepted_at = 0.0
+        self._on_accepted: Callable[[float], None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], object]] = []
         try:
@@ -93,11 +94,11 @@ class PrefillRun:
             self.close()
             raise
 
-    def when_accepted(self, call: Callable[[], None]) -> None:
-        """Calls `call` when prefill has the request, perhaps now."""
+    def when_accepted(self, call: Callable[[float], None]) -> None:
+        """Calls `call` when prefill has the request, perhaps now, with the seconds for which it has had it."""
         self._on_accepted = call
         if self.accepted:
-            call()
+            call(asyncio.get_running_loop().time() - self._accepted_at)
 
     @property
     def failure(self) -> BaseException | None:
@@ -165,9 +166,9 @@ class PrefillRun:
             async for event in call:
                 match event.WhichOneof("event"):
                     case "accepted":
-                        self.accepted = True
+                        self.accepted, self._accepted_at = True, asyncio.get_running_loop().time()
                         if self._on_accepted is not None:
-                            self._on_accepted()
+                            self._on_accepted(0.0)
                     case "scores" if not self.sealed.done():
                         self._add_scores(event.scores)
                     case "sealed" if not self.sealed.done():

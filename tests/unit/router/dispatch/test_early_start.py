@@ -20,6 +20,16 @@ def test_there_must_be_room_for_two_such_prompts(pages, rows, running, fits):
     assert has_room_twice(Pair(prefill(0), worker), 10) is fits  # 11 slots: three pages
 
 
+@pytest.mark.parametrize(
+    ("running", "reserved", "bound", "fits"),
+    [(2, 4, None, True), (2, 5, None, False), (0, 7, None, False), (0, 2, 4, True), (0, 3, 4, False), (7, 0, 4, False)],
+)
+def test_reservations_count_before_they_are_rows(running, reserved, bound, fits):
+    load = WorkerLoad(running_rows=running, waiting_requests=reserved, available_pages=64, total_pages=64)
+    worker = replace(decode(0), load=load, page_size=4, budgets=WorkerBudgets(rows=8, reservations=bound))
+    assert has_room_twice(Pair(prefill(0), worker), 10) is fits
+
+
 def test_one_start_without_room_is_allowed_a_second_one_is_not():
     limit = EarlyStartLimit()
     for at in (0.0, 1.0):
