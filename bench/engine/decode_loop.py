@@ -34,9 +34,7 @@ from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
 from baton.model.decoders.base import Decoder
-from baton.model.drafts.chains import PageDrafts
 from baton.model.loading.loader import LoadedModel
-from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from baton.services.decode.commands import DecodeCommand
 from baton.services.decode.effects import DecodeEffect, OutwardEffect
@@ -111,21 +109,17 @@ class EffectSink:
 
 
 class _TimedModel:
-    """A loaded model whose decoders add up the CPU time of their forward passes."""
+    """A loaded model whose decoders add up the CPU time of their forward passes. Delegates everything else to it."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self.config = model.config
         self.forward_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def decoder(self, storage: PageStorage) -> _TimedDecoder:
         return _TimedDecoder(self._model.decoder(storage), self._timer)
-
-    def sampler(self) -> SamplerBackend:
-        return self._model.sampler()
-
-    def drafting(self, storage: PageStorage) -> PageDrafts | None:
-        return self._model.drafting(storage)
 
     @contextmanager
     def _timer(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -29,10 +29,8 @@ from baton.engine.runner import ModelRunner
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.decoders.base import Decoder
 from baton.model.decoders.lean import LeanDecoder
-from baton.model.drafts.chains import PageDrafts
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import LoadedModel, load_model
-from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from bench.engine.bench_engine import BenchEngine, run_all
 from bench.engine.gpu import save
@@ -61,11 +59,13 @@ class PrefillFinding:
 
 
 class TorchAttentionModel:
-    """A loaded model whose decoders compute attention in torch, wherever it runs."""
+    """A loaded model whose decoders compute attention in torch, wherever it runs. Delegates everything else to it."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self.config = model.config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def decoder(self, storage: PageStorage) -> Decoder:
         """The model's decoder over `storage`. Raises `Broken` for a stock one, which has no backend to replace."""
@@ -73,12 +73,6 @@ class TorchAttentionModel:
         if not isinstance(decoder, LeanDecoder):
             raise Broken("only the lean decoder takes another attention backend")
         return decoder.with_backend(TorchAttention(storage))
-
-    def sampler(self) -> SamplerBackend:
-        return self._model.sampler()
-
-    def drafting(self, storage: PageStorage) -> PageDrafts | None:
-        return self._model.drafting(storage)
 
 
 def measure(

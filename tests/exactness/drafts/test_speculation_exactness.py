@@ -206,3 +206,4 @@ def _kill(cluster: Cluster, name: str) -> None:
     process = cluster.processes[name]
     process.expected_running = False
     process.signal(signal.SIGKILL)
+    process.popen.wait(20.0)  # until then it still counts as running

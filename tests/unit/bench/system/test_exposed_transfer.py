@@ -53,6 +53,6 @@ def test_a_real_system_reports_exposed_time(tmp_path):
     words = "--shape tiny --dtype float32 --transports stream --prompt-tokens 64 --rotations 1 --result"
     found = exposed_transfer.run(parse([*words.split(), str(tmp_path / "run.json")]), Console(file=io.StringIO()))
     first_token, exposed_ms, share = (finding.overall.median for finding in found)
-    assert 0.0 < exposed_ms < first_token
+    assert 0.0 <= exposed_ms < first_token, "0 where all pages had come before the seal"
     assert share == pytest.approx(exposed_ms / first_token)
     assert (tmp_path / "run.json").is_file()
