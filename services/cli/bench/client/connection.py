@@ -28,6 +28,10 @@ class ResponseReceiver(Protocol):
         ...
 
 
+MAX_IDLE_S = 2.0
+"""Longest idle time of a connection that is used again: many servers end those that are idle for 5 s."""
+
+
 class HttpConnection(asyncio.Protocol):
     """Carries one exchange after another."""
 
@@ -44,8 +48,10 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """True if neither side has ended the connection. The server may end it while it is idle."""
-        return self._keep_alive and self._transport is not None and not self._transport.is_closing()
+        """True if neither side has ended the connection, nor may be about to: servers end those that are idle."""
+        if not self._keep_alive or self._transport is None or self._transport.is_closing():
+            return False
+        return self._read_at_s == 0.0 or self._clock() - self._read_at_s < MAX_IDLE_S
 
     async def exchange(self, request: bytes, receiver: ResponseReceiver) -> None:
         """Sends a whole request and returns once the response has been received. Raises `OSError` if it breaks."""
@@ -188,6 +194,7 @@ class ConnectionPool:
             connection = self._idle.pop()
             if connection.is_reusable:
                 return connection
+            connection.close()
         return None
 
     async def _connect(self) -> HttpConnection:

@@ -9,6 +9,7 @@ import pytest
 from baton.domain.errors import Interrupted
 from baton.domain.request import FinishReason, OutputToken
 from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate, TargetError, warm_up
+from baton.services.cli.bench.client.connection import MAX_IDLE_S
 from baton.services.cli.bench.options import ApiEndpoint
 from baton.services.cli.bench.results.records import PlannedRequest
 from baton.services.cli.bench.workload.prompts import as_text
@@ -127,6 +128,17 @@ async def test_a_connection_that_ended_while_idle_is_not_reused():
         (idle,) = client._pool._idle
         assert idle._transport is not None
         idle._transport.close()  # as uvloop does when it has read the server's end, a turn before it says so
+        assert (await client.measure(CALL, REQUEST, lambda _: None)).failure is None
+        assert client._pool._idle != [idle]
+
+
+async def test_a_connection_that_the_server_may_be_about_to_end_is_not_reused():
+    """Servers end idle ones, most after 5 s: a request that is sent at that moment would be lost."""
+    clock = FakeClock()
+    async with router(lambda sequence: one_token_chunks(tokens_of("hi"))) as server, bench(server, clock) as client:
+        assert (await client.measure(CALL, REQUEST, lambda _: None)).failure is None
+        (idle,) = client._pool._idle
+        clock.now_s += MAX_IDLE_S
         assert (await client.measure(CALL, REQUEST, lambda _: None)).failure is None
         assert client._pool._idle != [idle]
 
