@@ -169,7 +169,8 @@ class _LiteralWriter:
 
     def _string(self, schema: Mapping[str, Json], path: str) -> str:
         """One with a pattern is written as JSON has it: Python reads the same."""
-        if "pattern" in schema or schema.get("format") in FORMATS:
+        form = schema.get("format")
+        if "pattern" in schema or (isinstance(form, str) and form in FORMATS):
             kept = {key: schema[key] for key in ("minLength", "maxLength", "pattern", "format") if key in schema}
             return self._json({"type": "string", **kept})
         least, most = counts(schema, "minLength", "maxLength", path)

@@ -27,6 +27,11 @@ MAX_REFERENCES = 32
 """From one schema to the next, before one refers to itself."""
 
 MAX_ALTERNATIVES = 256
+SECTIONS = ("$defs", "definitions")
+"""Where schemas keep what they refer to."""
+
+_OF_NAMES = frozenset({"properties", "patternProperties", "dependentSchemas", *SECTIONS})
+_OF_VALUES = frozenset({"enum", "const", "default", "example", "examples"})
 _ALTERNATIVES = ("anyOf", "oneOf")
 
 
@@ -78,7 +83,7 @@ def members(schema: Json, root: Json, path: str) -> ObjectSpec:
     if not isinstance(required, list | tuple) or not isinstance(properties, dict | None):
         raise ConstraintFailed(f"the schema at {path or '/'} has no list of required names, or no object of properties")
     for name in required:
-        if name not in declared:
+        if not isinstance(name, str) or name not in declared:
             raise ConstraintFailed(f'"required" at {path or "/"} names {str(name)[:100]!r}, which is not declared')
     others = whole.get("additionalProperties", {} if properties is None else False)
     found = tuple(
@@ -120,6 +125,23 @@ def referenced(reference: str, root: Json, path: str) -> Json:
     return found
 
 
+def references_in(schema: Json) -> Iterator[str]:
+    """The references in a schema and its parts, not in values that it lists."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            for keyword, value in part.items():
+                if keyword == "$ref" and isinstance(value, str):
+                    yield value
+                elif keyword in _OF_NAMES and isinstance(value, dict):
+                    left += value.values()
+                elif keyword not in _OF_VALUES:
+                    left.append(value)
+
+
 def alternatives(schema: Json, root: Json, path: str) -> list[tuple[Mapping[str, Json], str]]:
     """The schemas, with their paths, of which a value keeps to one; the schema itself if it has no `anyOf` or `oneOf`.
 
@@ -138,6 +160,8 @@ def _alternatives(schema: Json, root: Json, path: str, depth: int) -> Iterator[t
         yield whole, path
         return
     refuse_keywords(whole, (keyword,), path)
+    if not whole[keyword]:  # every branch ends in an alternative or an error, so counting those bounds the walk
+        raise ConstraintFailed(f'"{keyword}" at {path[:100] or "/"} allows nothing')
     if depth > MAX_REFERENCES:
         raise ConstraintFailed(f'"{keyword}" at {path[:100]} refers to itself')
     for index, part in enumerate(whole[keyword]):

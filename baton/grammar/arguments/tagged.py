@@ -15,10 +15,13 @@ from typing import Any
 
 from baton.domain.errors import ConstraintFailed
 from baton.grammar.arguments.schema_parts import (
+    SECTIONS,
     PropertySpec,
     alternatives,
     members,
     not_kept,
+    referenced,
+    references_in,
     refuse_keywords,
     resolved,
     types_of,
@@ -32,6 +35,9 @@ Json = Any
 
 _KEY = r"[^<>\n \t\r](?:[^<>\n]{0,126}[^<>\n \t\r])?"
 """A name that both formats can read."""
+
+MAX_RULES_BYTES = 64 * 1024
+"""Of one tool: a larger grammar is refused by the compiler in any case."""
 
 _EDGE = r"~/\n(?s:.*)/ & ~/(?s:.*)\n/"
 
@@ -52,13 +58,18 @@ class TagWriter:
         """Rules of the arguments of `schema`; the first is `name`. Raises `ConstraintFailed`."""
         found = members(schema, schema, "")
         parts, rules = [], list[str]()
+        num_rules = num_bytes = 0
         for index, member in enumerate(found.declared):
-            if re.fullmatch(_KEY, member.name) is None:
+            if re.fullmatch(_KEY, member.name) is None or "{" in member.name:  # as in the places of a sequence
                 raise ConstraintFailed(f"the name {member.name[:100]!r} at {member.path} cannot be written in a tag")
             part = f"{name}_{index}"
             parts.append(part if member.is_required else f"{part}?")
             head = sequence(self.head.replace(KEY, member.name), tokens)
             rules += self._parameter(part, head, member, schema, tokens)
+            num_bytes += sum(map(len, rules[num_rules:]))
+            num_rules = len(rules)
+            if num_bytes > MAX_RULES_BYTES:
+                raise ConstraintFailed(f"the arguments need more than {MAX_RULES_BYTES} bytes of rules")
         if found.others is not None:
             other, path = f"{name}_other", "/additionalProperties"
             parts.append(f"{other}*")
@@ -152,9 +163,29 @@ def _of_strings(schema: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _with_definitions(schema: Json, root: Json) -> Json:
-    """The schema with the definitions of `root`, for its references."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**definitions, **schema} if isinstance(schema, dict) else schema
+    """The schema with those definitions of `root` that its references reach.
+
+    Raises `ConstraintFailed` for another place of `root`: the schema of a parameter stands alone.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    reached: dict[str, dict[str, Json]] = {}
+    left = [schema]
+    while left:
+        for reference in references_in(left.pop()):
+            section, name = _definition(reference)
+            if name not in (found := reached.setdefault(section, {})):
+                found[name] = referenced(f"#/{section}/{name.replace('~', '~0').replace('/', '~1')}", root, "")
+                left.append(found[name])
+    return {**reached, **schema}
+
+
+def _definition(reference: str) -> tuple[str, str]:
+    """Section and name of the definition at `#/$defs/...` or `#/definitions/...`."""
+    parts = reference.split("/")
+    if len(parts) < 3 or parts[0] != "#" or parts[1] not in SECTIONS:
+        raise ConstraintFailed(f'"$ref" {reference[:100]!r} names no definition: calls of this format cannot keep it')
+    return parts[1], parts[2].replace("~1", "/").replace("~0", "~")
 
 
 def _literal(text: str) -> str:

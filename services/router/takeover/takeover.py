@@ -21,6 +21,7 @@ from baton.domain.errors import (
     Broken,
     Cancelled,
     ContextOverflow,
+    InvalidRequest,
     Refused,
     Superseded,
     WorkerLost,
@@ -292,11 +293,13 @@ class Takeovers:
 
     async def _admit(self, record: CallRecord) -> tuple[ValidRequest, GenerationSource, list[int]]:
         context = self._context
-        parsed = await context.parser.parse(raw_request_of(record))
         try:
+            parsed = await context.parser.parse(raw_request_of(record))
             check_prompt(parsed.request, record)
-        except PromptReplaced as error:
-            self._foreign.add(record.id)
+        except (PromptReplaced, InvalidRequest, ContextOverflow) as error:
+            if not record.prompt_digest:
+                raise
+            self._foreign.add(record.id)  # its first owner could parse it
             raise Cancelled(str(error)) from None  # a router that makes its prompt may continue it
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that does not stream cannot read the rest")

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from baton.domain.errors import ConstraintFailed
+from baton.grammar.arguments.schema_parts import resolved
 from baton.grammar.arguments.text_values import TextReader, tagged_value
 from baton.services.router.text.parsers.blocks import BlockState, FoundCalls
 from baton.services.router.text.parsers.json_spans import SPACE, JsonStringScan
@@ -93,10 +95,14 @@ class TagReader:
             is_over = len(text) - self._at >= MAX_HEAD_CHARS or not _may_begin(rest, syntax)
             return BlockState.REJECTED if is_over else BlockState.OPEN
         self._key, self._at, self._from = opened["key"].strip(), opened.end(), opened.end()
-        schema = self._schemas[str(self._name)]
+        root = self._schemas[str(self._name)]
+        try:
+            schema = resolved(root, root, "")
+        except ConstraintFailed:
+            schema = root
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         own = properties.get(self._key, others) if isinstance(properties, dict) else others
-        self._value, self._string = tagged_value(own, schema), JsonStringScan()
+        self._value, self._string = tagged_value(own, root), JsonStringScan()
         return None
 
     def _read_value(self, text: str) -> bool:
