@@ -22,7 +22,7 @@ from baton.transfer.base import SourceInfo
 from baton.transfer.stream.page_connection import PageConnections, page_address
 
 THREADS_PER_LINK = 2
-CALLS_S = 600.0
+CALLS_S = 120.0
 """Time without another try after page connections could not be opened."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # a page may be larger than the 4 MiB default
@@ -54,6 +54,7 @@ class StreamLink:
         issuer = call_token_issuer(trust, info.incarnation)
         self._pages = None if address is None else PageConnections(address, issuer)
         self._calls_until = 0.0
+        self._closed = False
         self.num_active_pulls = 0
         self._trust = trust
         self._lock = Lock()
@@ -83,7 +84,9 @@ class StreamLink:
         return None if time.monotonic() < self._calls_until else self._pages
 
     def use_calls(self, why: Exception) -> None:
-        """Reads by calls for `CALLS_S`."""
+        """Reads by calls for `CALLS_S`, unless the link is closed."""
+        if self._closed:
+            return
         self._calls_until = time.monotonic() + CALLS_S
         _log.warning("pages_read_by_calls", source=self.info.worker_id, reason=str(why))
 
@@ -96,6 +99,7 @@ class StreamLink:
 
     def close(self) -> None:
         """Cancels calls in progress; returns when none of them can write any more."""
+        self._closed = True
         with self._lock:
             connections = [self._newest, *self._replaced]
         if self._pages is not None:

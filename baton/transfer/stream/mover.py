@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import grpc
+import structlog
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import PageId, WorkerId
@@ -29,6 +30,7 @@ from baton.transfer.stream.link import StreamLink
 from baton.transfer.stream.page_connection import CannotConnect, PageConnection, PageConnections
 from baton.transfer.stream.page_wire import part_pages
 
+_log = structlog.get_logger(__name__)
 GRACE_S = 0.02
 """Time that a read outlives its pull's deadline, so that the transfer thread reports it late first."""
 
@@ -113,6 +115,10 @@ class StreamMover:
         transfer.link.num_active_pulls -= 1
         if transfer.outcome.cancelled():
             transfer.active.fail("past its deadline")
+            return True
+        if (error := transfer.outcome.exception()) is not None:  # unforeseen: it ends this pull, not the thread
+            _log.error("read_failed", source=transfer.link.info.worker_id, exc_info=error)
+            transfer.active.fail(repr(error))
             return True
         landed = transfer.outcome.result()
         transfer.active.num_bytes = landed.num_bytes

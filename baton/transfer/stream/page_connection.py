@@ -32,7 +32,7 @@ class PageConnection:
         try:
             self._socket = socket.create_connection(address, min(CONNECT_S, left_s))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name
             if isinstance(error, TimeoutError) and left_s < CONNECT_S:
                 raise
             raise CannotConnect(f"no page connection to {address[0]}:{address[1]}: {error}") from error
@@ -78,7 +78,7 @@ class PageConnections:
     def request(self, body: bytes, num_bytes: int, deadline: float) -> Iterator[PageConnection]:
         """A connection for one read of `num_bytes`. It is kept if all is well with it afterwards.
 
-        Raises `CannotConnect`, `ReadRefused` or `OSError`.
+        Raises `CannotConnect`, also if a new connection ends before an answer, `ReadRefused` or `OSError`.
         """
         connection = self._begin(body, num_bytes, deadline)
         intact = False
@@ -108,9 +108,11 @@ class PageConnections:
                 connection.request(self._issuer.issue(page_wire.METHOD, body), body, num_bytes, deadline)
                 answered = True
                 return connection
-            except (page_wire.ConnectionEnded, ConnectionResetError, BrokenPipeError):
-                if not was_kept or self._closed:
+            except (page_wire.ConnectionEnded, ConnectionResetError, BrokenPipeError) as error:
+                if self._closed:
                     raise
+                if not was_kept:  # the source is full, or a proxy on the way finds nobody behind it
+                    raise CannotConnect(f"hung up on before an answer: {error}") from error
             finally:
                 if not answered:
                     self._give_back(connection, intact=False)

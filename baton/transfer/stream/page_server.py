@@ -59,7 +59,7 @@ class PageServer:
         self._open: dict[socket.socket, threading.Thread] = {}
         self._closed = threading.Event()
         try:
-            self._listener = socket.create_server((host, port), family=_family(host), backlog=128)
+            self._listener = _listen(host.strip("[]"), port)
         except OSError as error:
             raise LinkBroken(f"cannot listen for page connections at {host}:{port}: {error}") from error
         self.port: int = self._listener.getsockname()[1]
@@ -89,22 +89,32 @@ class PageServer:
         """The root of the accepting thread."""
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, peer = self._listener.accept()
             except OSError:
                 if self._closed.wait(RETRY_S):
                     return
                 continue  # there was no free file descriptor
-            thread = threading.Thread(target=self._serve, args=(connection,), name="baton-pages", daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(connection, f"{peer[0]}:{peer[1]}"), name="baton-pages", daemon=True
+            )
             with self._lock:
                 refused = self._closed.is_set() or len(self._open) >= MAX_CONNECTIONS
                 if not refused:
                     self._open[connection] = thread
-            if refused:
+            if refused or not self._started(thread, connection):
                 connection.close()
-            else:
-                thread.start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _started(self, thread: threading.Thread, connection: socket.socket) -> bool:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process may have no more threads
+            _log.warning("page_connection_refused", reason=str(error))
+            with self._lock:
+                self._open.pop(connection, None)
+            return False
+        return True
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
         """The root of a connection's thread."""
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,7 +122,7 @@ class PageServer:
             for option, value in _KEEPALIVE:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             deadline = time.monotonic() + FIRST_REQUEST_S
-            while self._answer(connection, deadline):
+            while self._answer(connection, peer, deadline):
                 connection.settimeout(None)
                 if not connection.recv(1, socket.MSG_PEEK):
                     return
@@ -125,14 +135,13 @@ class PageServer:
                 self._open.pop(connection, None)
             connection.close()
 
-    def _answer(self, connection: socket.socket, deadline: float) -> bool:
+    def _answer(self, connection: socket.socket, peer: str, deadline: float) -> bool:
         """Answers one request; False if it was refused."""
         try:
             pages = self._read_request(connection, deadline)
         except _Refused as refused:
             if refused.fault is not None:
-                host, port = connection.getpeername()[:2]
-                self._on_rejected(RejectedCall(refused.fault, page_wire.METHOD, f"{host}:{port}"))
+                self._on_rejected(RejectedCall(refused.fault, page_wire.METHOD, peer))
             reason = str(refused).encode()[: page_wire.MAX_REASON_BYTES]
             page_wire.send(connection, [page_wire.HEAD.pack(page_wire.REFUSED, len(reason)), reason], STALL_S)
             return False
@@ -177,5 +186,9 @@ class _Refused(Exception):
         self.fault = fault
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(host: str, port: int) -> socket.socket:
+    """A listener at `host`; on every interface for `::`, IPv4 included, as gRPC has it. Raises `OSError`."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)

@@ -166,6 +166,7 @@ class EmbeddingReader:
                 self._linked[record.id] = record.incarnation
         except (LinkBroken, ImportError, ReadFailed) as error:
             log.warning("embedding_link_failed", source=record.id, why=str(error)[:200])
+            self._seen[record.incarnation] = None  # a probe that failed has taken it out: it is left to the stream
             if self._puller is not None:
                 self._puller.disconnect(record.id)
             return

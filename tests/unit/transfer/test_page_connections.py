@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -155,6 +156,7 @@ def test_a_silent_caller_is_hung_up_on(source: StreamSource, monkeypatch: pytest
         deaf.connect(("127.0.0.1", port_of(source)))
         many = request(*[1] * 4000)  # 16 MB
         deaf.sendall(page_wire.MAGIC + token(many) + many)
+        until(lambda: source.num_connections == 1)
         until(lambda: not source.num_connections)
 
 
@@ -224,8 +226,10 @@ def test_no_other_announcement_is_an_address(metadata: bytes) -> None:
 class LyingSource:
     """Answers each connection with the next of `scripts`, after a whole request, and ends it; the last one stays."""
 
-    def __init__(self, *scripts: bytes, holds: bool = False) -> None:
+    def __init__(self, *scripts: bytes, holds: bool = False, afterwards: bytes = b"") -> None:
+        """`afterwards`: is sent at `close`."""
         self._scripts = list(scripts)
+        self._afterwards = afterwards
         self._holds = holds
         self._released = threading.Event()
         self.num_connections = 0
@@ -247,6 +251,8 @@ class LyingSource:
                 connection.sendall(script)
                 if self._holds:
                     self._released.wait(WAIT_S)
+                    with contextlib.suppress(OSError):
+                        connection.sendall(self._afterwards)
 
     def close(self) -> None:
         self._released.set()
@@ -274,15 +280,13 @@ HEAD = page_wire.HEAD.pack(page_wire.PAGES, 2 * PAGE_BYTES)
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        (b"", "after 0 bytes"),
-        (HEAD[:4], "after 4 bytes"),
         (HEAD + bytes(PAGE_BYTES + 1), f"after {PAGE_BYTES + 1} bytes"),
         (page_wire.HEAD.pack(page_wire.PAGES, 3 * PAGE_BYTES), "not 8192"),
         (page_wire.HEAD.pack(9, 2 * PAGE_BYTES), "kind 9"),
         (page_wire.HEAD.pack(page_wire.REFUSED, 1 << 40), "kind 1"),
         (page_wire.HEAD.pack(page_wire.REFUSED, 2) + b"no", "refuses: no"),
     ],
-    ids=["nothing", "half a head", "half of the pages", "too many", "another kind", "endless reason", "refusal"],
+    ids=["half of the pages", "too many", "another kind", "endless reason", "refusal"],
 )
 def test_a_source_that_lies_or_ends_fails_the_pull(script: bytes, problem: str) -> None:
     with closing(LyingSource(script)) as lying:
@@ -291,11 +295,61 @@ def test_a_source_that_lies_or_ends_fails_the_pull(script: bytes, problem: str) 
     assert problem in event.reason
 
 
+@pytest.mark.parametrize("script", [b"", HEAD[:4]], ids=["nothing", "half a head"])
+def test_pages_come_by_calls_where_connections_end_before_an_answer(script: bytes) -> None:
+    """As of a source that has too many, or of a proxy with nobody behind it."""
+    with closing(LyingSource(script)) as lying:
+        event = pull_two(info(lying.port), PageMemory(NUM_PAGES, PAGE_BYTES))
+    assert event.outcome is PullOutcome.FAILED
+    assert "UNAVAILABLE" in event.reason, "of the call, whose address leads nowhere"
+
+
+@pytest.mark.parametrize("name", [".nowhere:50061", "a..b:1", "x" * 70 + ":1"])
+def test_a_host_that_is_no_name_fails_its_own_pulls_only(name: str, memory: PageMemory, source: StreamSource) -> None:
+    events, good, other = EventLog(), WorkerId("good"), PageMemory(NUM_PAGES, PAGE_BYTES)
+    with closing(StreamPuller(other, events, TRUST)) as puller:
+        puller.connect(info(name.encode()))
+        puller.connect(replace(info(port_of(source), "127.0.0.1:9"), worker_id=good))
+        pulls = [Pull(n, of, page_ids([5]), page_ids([0]), None, WAIT_S) for n, of in ((1, PREFILL), (2, good))]
+        for pull in pulls:
+            puller.submit(pull)
+        assert [events.terminal(pull).outcome for pull in pulls] == [PullOutcome.FAILED, PullOutcome.DONE]
+    assert other.page(0) == memory.page(5)
+
+
+def test_a_source_without_a_free_thread_serves_again(source: StreamSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name == "baton-pages":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with connected(source) as refused:
+        assert ended(refused)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with connected(source) as served:
+        assert answer(served, page_wire.MAGIC + token(request(1)) + request(1))[0] == page_wire.PAGES
+    until(lambda: not source.num_connections)
+
+
+@pytest.mark.parametrize("host", ["::", "::1", "[::1]", "localhost", "0.0.0.0"])
+def test_a_source_listens_where_grpc_does(host: str, memory: PageMemory) -> None:
+    with closing(StreamSource(INCARNATION, memory, TRUST, PageEndpoint(host))) as source:
+        for reached in ("127.0.0.1", "::1") if host == "::" else ("::1",) if ":" in host else ("127.0.0.1",):
+            with socket.create_connection((reached, port_of(source)), WAIT_S) as connection:
+                assert answer(connection, page_wire.MAGIC + token(request(1)) + request(1))[0] == page_wire.PAGES
+
+
 def test_a_source_that_stalls_costs_the_pull_its_time_and_no_more(memory: PageMemory) -> None:
-    with closing(LyingSource(HEAD + bytes(PAGE_BYTES), holds=True)) as lying:
+    late = b"\xaa" * PAGE_BYTES
+    with closing(LyingSource(HEAD + bytes(PAGE_BYTES), holds=True, afterwards=late)) as lying:
         event = pull_two(info(lying.port), memory, deadline_s=0.1)
         assert event.outcome is PullOutcome.FAILED
         before = bytes(memory.buffer)
+        lying.close()  # sends the second page
+    assert late not in before
     assert memory.buffer == before, "nothing arrives after the end"
 
 
