@@ -103,7 +103,7 @@ GOALS: tuple[Goal, ...] = (
          _GOODPUT),
     Goal("G5", "pages over a transport, over a copy or a socket: NIXL", "transfer",
          r"^nixl: speed / baseline$", 85, True, " %", "100 %", _TRANSFER, 100),
-    Goal("G5", "pages over a transport, over a copy or a socket: gRPC stream", "transfer",
+    Goal("G5", "pages over a transport, over a copy or a socket: stream", "transfer",
          r"^stream: speed / baseline$", 80, True, " %", "100 %", _TRANSFER, 100),
     Goal("G5", "exposed transfer time over the time to the first token", "exposed",
          r"^\w+, \d+ tokens: exposed / first token$", 1, False, " %", "0 %", _EXPOSED, 100),
