@@ -44,7 +44,7 @@ class Device(StrEnum):
 
 
 class Transport(StrEnum):
-    """Transport of page bytes. AUTO: NIXL if it works, else the gRPC stream."""
+    """Transport of page bytes. AUTO: NIXL if it works, else the stream."""
 
     AUTO = "auto"
     NIXL = "nixl"

@@ -383,7 +383,7 @@ def test_a_kept_connection_that_has_ended_is_replaced(memory: PageMemory) -> Non
 
 
 def test_a_port_that_cannot_be_reached_is_given_up_for_a_while(
-    source: StreamSource, memory: PageMemory, monkeypatch: pytest.MonkeyPatch
+    memory: PageMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as closed:
         port = closed.getsockname()[1]
