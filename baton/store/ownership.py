@@ -115,7 +115,11 @@ class OwnerLease:
 
         Every living owner could renew its lease and put its calls then.
         """
-        return self._claiming and self._claims_from is not None and self._clock() >= self._claims_from
+        return self._claiming and self._is_patient
+
+    @property
+    def _is_patient(self) -> bool:
+        return self._claims_from is not None and self._clock() >= self._claims_from
 
     def is_claiming(self, id: RequestId) -> bool:
         """True from the claim of an orphan until its outcome is known and `on_claimed` has the call."""
@@ -127,7 +131,10 @@ class OwnerLease:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="store-ownership")
 
     def stop_claiming(self) -> None:
-        """Keeps renewing the lease, but claims nothing more: the router drains."""
+        """Keeps renewing the lease, but claims nothing more: the router ends.
+
+        Claims under way are followed to their answer: the lease would keep others from such a call.
+        """
         self._claiming = False
 
     async def close(self) -> None:
@@ -166,8 +173,9 @@ class OwnerLease:
                 self._number += 1
                 number, state = self._number, await self._store.hold_lease(self._owner, self._number)
             self._renewed(began, number, state)
-            if self.may_claim:
+            if self._is_patient:
                 await self._confirm_claims()
+            if self.may_claim:
                 async with asyncio.timeout(self._ttl_s):
                     orphans = await self._store.list_orphans()
                 await self._claim(orphans)
@@ -222,7 +230,7 @@ class OwnerLease:
         another epoch: the attempts of the earlier one may be running.
         """
         for call in orphans:
-            if not self.held:
+            if not (self.held and self._claiming):
                 return
             self._unconfirmed[call.id] = call
             async with asyncio.timeout(self._ttl_s):

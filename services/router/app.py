@@ -173,6 +173,7 @@ async def run(
             async with _serving_admin(make_admin_app(readiness, feed), admin):
                 await asyncio.wait((serving, stopping, backend.watching), return_when=asyncio.FIRST_COMPLETED)
                 if stop.is_set():
+                    running.ownership.stop_claiming()  # others finish orphans; clients are served
                     parts = (serving, backend.watching)
                     await asyncio.wait(parts, timeout=settings.shutdown_delay_s, return_when=asyncio.FIRST_COMPLETED)
                     running.drain()

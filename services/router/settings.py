@@ -85,7 +85,8 @@ class RouterSettings(ServiceSettings):
     """Most requests that run at once, bounded by the rows of the workers."""
 
     shutdown_delay_s: Annotated[float, Field(ge=0.0, le=600.0)] = 0.0
-    """Time after SIGTERM in which requests are served while `/ready` answers 503, for load balancers to notice."""
+    """Time after SIGTERM in which requests are served while `/ready` answers 503, for load balancers to notice. Calls
+    of dead routers are left to others from the start of it."""
 
     max_ttft_s: Seconds = 60.0
     """A request with a longer estimated time to its first token gets a 429. Three quarters of the clients' patience is

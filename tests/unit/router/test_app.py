@@ -7,7 +7,7 @@ import errno
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from baton.domain.ids import OwnerId
 from baton.domain.worker import WorkerRecord
 from baton.services.router.app import listen, run
 from baton.services.router.settings import RouterSettings
@@ -24,11 +25,13 @@ from baton.services.router.text.text_model import TextModel
 from baton.settings.base import SettingsError
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
+from baton.store.store import CallRecord, LeaseState
 from baton.telemetry.metrics import REGISTRY
 from tests.lateness import in_time
 from tests.mock_workers import MODEL, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, ScriptedAction, token_at
 
 pytestmark = pytest.mark.timeout(30)
+STORE_OPTIONS = StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05)
 
 
 @dataclass(slots=True)
@@ -42,6 +45,31 @@ class Running:
 
     async def complete(self, **body: object) -> httpx2.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": [1, 2, 3], **body})
+
+
+class CountingStore(MemoryStore):
+    """Counts renewals of owner leases, and searches for orphans."""
+
+    num_renewals = num_searches = 0
+
+    def __init__(self) -> None:
+        super().__init__(STORE_OPTIONS)
+        self._renewed = asyncio.Condition()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Looks at each renewal."""
+        async with self._renewed:
+            await self._renewed.wait_for(condition)
+
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        async with self._renewed:
+            self.num_renewals += 1
+            self._renewed.notify_all()
+        return await super().hold_lease(owner, number)
+
+    async def list_orphans(self) -> list[CallRecord]:
+        self.num_searches += 1
+        return await super().list_orphans()
 
 
 @pytest.fixture
@@ -59,8 +87,9 @@ async def router(
     drain_timeout_s: float = 5.0,
     otlp_endpoint: str | None = None,
     shutdown_delay_s: float = 0.0,
+    store: MemoryStore | None = None,
 ) -> AsyncIterator[Running]:
-    store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+    store = store or MemoryStore(STORE_OPTIONS)
     cluster = MockCluster(store, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text.digest)
     settings = RouterSettings(
         model=MODEL,
@@ -201,6 +230,26 @@ async def test_requests_are_served_while_a_load_balancer_notices_the_stop(text):
         assert answer.status_code == 200
         async with asyncio.timeout(10):
             assert await running.task == 0
+
+
+async def searches_after_renewals(running: Running, store: CountingStore, num_renewals: int) -> int:
+    """Searches for orphans when the router has renewed its lease so often again, or has ended."""
+    until = store.num_renewals + num_renewals
+    waiting = asyncio.create_task(store.wait_until(lambda: store.num_renewals >= until))
+    await asyncio.wait((waiting, running.task), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return store.num_searches
+
+
+async def test_a_router_that_will_end_claims_no_orphans(text):
+    """Also while it serves on. Another router would finish them."""
+    store = CountingStore()
+    async with router(text, shutdown_delay_s=3.0, store=store) as running:
+        async with asyncio.timeout(20):
+            await store.wait_until(lambda: store.num_searches > 0)
+            running.stop.set()
+            before = [await searches_after_renewals(running, store, num_renewals) for num_renewals in (1, 2)]
+        assert before[0] == before[1]
 
 
 async def test_a_drain_timeout_aborts_running_requests(text):

@@ -338,6 +338,19 @@ async def test_a_claim_whose_answer_is_lost_is_confirmed_later() -> None:
     assert len(world.claimed) == 1
 
 
+async def test_a_lost_answer_is_found_while_the_router_ends() -> None:
+    """It renews its lease while it drains: no other router could take the call until it has ended."""
+    world = World()
+    await world.store.put_call(new_call("c"))
+    await world.beats(RENEWALS_PER_TTL)
+    world.store.answers_claims = False
+    await world.beats(1)
+    world.ownership.stop_claiming()
+    await world.store.put_call(new_call("later"))
+    await world.beats(2 * RENEWALS_PER_TTL + 2)
+    assert [call.id for call in world.claimed] == ["c"]
+
+
 async def test_a_clean_stop_releases_the_lease_at_once() -> None:
     world = World()
     async with asyncio.timeout(10), world.ownership:
