@@ -150,7 +150,8 @@ class WorkerProcessSettings(ServiceSettings):
     """Settings of every worker. Each role sets its own defaults of `port` and `metrics_port`."""
 
     worker_id: Annotated[str, Field(min_length=1)] | None = None
-    """Stable name of this worker, which survives a restart; default: role, host name, and the port if unusual."""
+    """Stable name of this worker, which survives a restart; default: role, host (in Docker: container), and the port if
+    unusual."""
 
     port: Port
     """gRPC port; 0 takes a free one."""

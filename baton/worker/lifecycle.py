@@ -33,10 +33,10 @@ from baton.store.store import StateStore
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics_server import start_metrics_server
-from baton.worker.address import advertised_address
+from baton.worker.identity.address import advertised_address
+from baton.worker.identity.worker_id import default_worker_id, require_free_id
 from baton.worker.registration import PATIENCE_TTLS, Registration, RegistrationLoss
 from baton.worker.rejected_calls import RejectedCallLog
-from baton.worker.worker_id import default_worker_id, require_free_id
 
 log = get_logger()
 

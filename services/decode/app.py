@@ -52,13 +52,13 @@ from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_pullers, make_source, usable_transports
 from baton.transfer.stream.source import StreamSource
-from baton.worker.address import page_endpoint
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
+from baton.worker.identity.address import page_endpoint
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.page_tagging import uses_tags

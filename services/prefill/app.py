@@ -43,12 +43,12 @@ from baton.telemetry.logs import get_logger
 from baton.transfer import nixl
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream.source import StreamSource
-from baton.worker.address import page_endpoint
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
+from baton.worker.identity.address import page_endpoint
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry

@@ -15,7 +15,7 @@ DURABILITY = "tests/unit/store/test_durability.py"
 UNREAD = "tests/unit/router/streaming tests/service/http/test_slow_readers.py"
 HTTP = "tests/service/http/test_http_protocol.py tests/service/http/test_errors.py"
 CALL_TOKENS = "tests/unit/rpc/test_call_token.py tests/unit/rpc/test_auth_interceptor.py"
-IDS = "tests/unit/worker/test_worker_id.py tests/unit/worker/test_registration.py"
+IDS = "tests/unit/worker/identity/test_worker_id.py tests/unit/worker/test_registration.py"
 
 PROMISE_BUGS = (
     PlantedBug(
@@ -164,15 +164,15 @@ PROMISE_BUGS = (
         "if self.newest - number < WINDOW_CALLS else 0", "if True else 0", CALL_TOKENS,
     ),
     PlantedBug(
-        WORKER_ID, "a held id is free", "baton/worker/worker_id.py",
+        WORKER_ID, "a held id is free", "baton/worker/identity/worker_id.py",
         "if held is not None and await _is_announced_again(registry, held, watch_s):", "if False:", IDS,
     ),
     PlantedBug(
-        WORKER_ID, "a dead holder keeps the id", "baton/worker/worker_id.py",
+        WORKER_ID, "a dead holder keeps the id", "baton/worker/identity/worker_id.py",
         "if held is not None and await _is_announced_again(registry, held, watch_s):", "if held is not None:", IDS,
     ),
     PlantedBug(
-        WORKER_ID, "two ports of a host share an id", "baton/worker/worker_id.py",
+        WORKER_ID, "two ports of a host share an id", "baton/worker/identity/worker_id.py",
         'suffix = "" if port == usual_port else', 'suffix = "" if port else', IDS,
     ),
     PlantedBug(

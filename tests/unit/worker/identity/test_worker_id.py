@@ -12,7 +12,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import StoreUnavailable, WorkerIdInUse
-from baton.worker.worker_id import default_worker_id, require_free_id
+from baton.worker.identity.worker_id import default_worker_id, require_free_id
 
 ID = WorkerId("decode-0")
 RECORD = WorkerRecord(ID, WorkerRole.DECODE, Incarnation(1), "10.0.0.7:50052", "m", "f", 16, 100, 100)
@@ -21,8 +21,8 @@ WATCH_S = 0.05
 
 
 def test_workers_of_one_service_differ_by_their_host():
-    ids = [default_worker_id(WorkerRole.DECODE, 50052, 50052, host) for host in ("3f2a9c0d11e2", "9b01d2c3e4f5")]
-    assert ids == ["decode-3f2a9c0d11e2", "decode-9b01d2c3e4f5"]
+    ids = [default_worker_id(WorkerRole.DECODE, 50052, 50052, host) for host in ("node-1", "node-2")]
+    assert ids == ["decode-node-1", "decode-node-2"]
 
 
 def test_workers_of_one_host_differ_by_role_and_port():

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from baton.services.decode.settings import DecodeSettings
-from baton.worker import address
-from baton.worker.address import advertised_address
+from baton.worker.identity import address
+from baton.worker.identity.address import advertised_address
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.store.store import StoreUnavailable, WorkerIdInUse, WorkerRegistry
 from baton.telemetry.logs import get_logger
+from baton.worker.identity.container_name import container_name
 from baton.worker.registration import describe_holder
 
 log = get_logger()
@@ -25,11 +26,21 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9.-]+")
 def default_worker_id(role: WorkerRole, port: int, usual_port: int, host_name: str | None = None) -> WorkerId:
     """`<role>-<host name>`; another port than the usual one is added, so workers of one host differ.
 
-    A worker on any free port (0) gets a random suffix: it has no lasting name.
+    In a container whose host name is its id, the container's name instead; of compose's only the number: `decode-2` for
+    `baton-decode-2`. A worker on any free port (0) gets a random suffix: it has no lasting name.
     """
-    host = _UNUSUAL.sub("-", host_name or socket.gethostname())[:MAX_HOST_CHARS].strip("-.") or "host"
+    host = host_name or socket.gethostname()
+    if (container := container_name(host)) is not None:
+        host = _without_service(role, container)
+    host = _UNUSUAL.sub("-", host)[:MAX_HOST_CHARS].strip("-.") or "host"
     suffix = "" if port == usual_port else f"-{port}" if port else f"-{secrets.token_hex(4)}"
     return WorkerId(f"{role.value}-{host}{suffix}")
+
+
+def _without_service(role: WorkerRole, name: str) -> str:
+    """The number of a replica in a name that compose gives, `<project>-<service>-<number>`; else the name itself."""
+    found = re.search(rf"(?:^|[-_]){role.value}[-_](\d+)$", name)
+    return name if found is None else found[1]
 
 
 async def require_free_id(registry: WorkerRegistry, id: WorkerId, watch_s: float) -> None:
