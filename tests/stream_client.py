@@ -85,6 +85,8 @@ class ResumableCall:
     """Index of the present router; the next one follows a failure."""
     seen: list[Event] = field(default_factory=list)
     num_resumes: int = 0
+    num_refused: int = 0
+    """How often a router refused it because it drains."""
 
     def run(self, timeout_s: float) -> list[int | None]:
         """Returns the tokens."""
@@ -103,7 +105,9 @@ class ResumableCall:
                 self.num_resumes += not is_new
                 for event in events:
                     self.seen.append(event)
-        except (RouterDraining, httpx2.TransportError):
+        except RouterDraining:
+            self.num_refused += 1
+        except httpx2.TransportError:
             pass
         return bool(self.seen) and self.seen[-1].choice is None
 

@@ -40,6 +40,8 @@ class ExactLoad:
     problems: list[str] = field(default_factory=list)
     num_right: int = 0
     num_resumes: int = 0
+    num_refused: int = 0
+    """New calls that a draining router refused, and that were sent again."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _begun: dict[int, int] = field(default_factory=dict)
     """Calls that each client has begun and ended well since the last `wait_for_calls`."""
@@ -90,5 +92,6 @@ class ExactLoad:
             else:
                 self.num_right += 1
             self.num_resumes += call.num_resumes
+            self.num_refused += call.num_refused
             self._begun[number] = self._begun.get(number, -1) + 1
             self._changed.notify_all()

@@ -69,7 +69,7 @@ def secret(test: ComposeTest) -> None:
     ):
         test.exact()
         router, decode = (test.project.containers(service)[0] for service in ("router", "decode"))
-        worker = f"decode-{test.project.inspect(decode)['Config']['Hostname']}"
+        worker = f"decode-{decode.rpartition('-')[2]}"
         ask = ("exec", router, "env")
         command = ("sh", "-c", f"exec baton role {worker} --redis-url $BATON_REDIS_URL")
         assert f"{worker}: prefill tokens" in test.project.docker(*ask, *command)

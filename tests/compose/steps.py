@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from tests.cluster import plain_client
-from tests.compose import overlays
+from tests.compose import overlays, proxying
 from tests.compose.alerts import Alerts
 from tests.compose.engine import ComposeProject
 from tests.compose.load import ExactLoad, Expected
@@ -82,12 +82,13 @@ class ComposeTest:
         wait_until(arrived, 60.0, f"spans named {SPANS}")
 
     def scale(self) -> None:
-        """`--scale decode=3` adds a worker that links, and evicts none."""
+        """`--scale decode=3` adds a worker that links, and evicts none; each is named as its container."""
         before = self.project.containers("decode")
         self.project.scales["decode"] = 3
         self.project.up()
         self.wait_pairs()
         assert set(before) < set(self.project.containers("decode"))
+        assert (ids := self.worker_ids("decode")) == ["decode-1", "decode-2", "decode-3"], ids
 
     def drained(self) -> None:
         """`--scale decode=2` drains the third worker under load: no call fails, and no alert fires."""
@@ -131,7 +132,10 @@ class ComposeTest:
         self.judge(load)
 
     def rolling_restart(self) -> None:
-        """Every decode worker, prefill worker and router restarts, one after the other, under load."""
+        """Every decode worker, prefill worker and router restarts, one after the other, under load.
+
+        No call is refused, and no stream is cut: clients that cannot resume do not notice either.
+        """
         with self.load() as load:
             for service in ("decode", "prefill", "router"):
                 for name in self.project.containers(service):
@@ -141,6 +145,7 @@ class ComposeTest:
                     self.wait_pairs()
             load.wait_for_calls(CALLS_TIMEOUT_S)
         self.judge(load)
+        assert (load.num_resumes, load.num_refused) == (0, 0), "clients were refused or cut off"
 
     def down(self) -> None:
         """Nothing is left: no container, network or volume."""
@@ -163,7 +168,7 @@ class ComposeTest:
 
     def judge(self, load: ExactLoad) -> None:
         """Fails if any client saw an error or a wrong token."""
-        self.notes.append(f"{load.num_right} calls right, {load.num_resumes} resumed")
+        self.notes.append(f"{load.num_right} calls right, {load.num_resumes} resumed, {load.num_refused} refused")
         assert load.problems == [], load.problems[0]
         assert load.num_right > 0
 
@@ -183,6 +188,12 @@ class ComposeTest:
             return name in {answer.json()["router"] for answer in answers if answer.status_code == 200}
 
         wait_until(asked, LINK_TIMEOUT_S, f"the proxy asks {name}")
+
+    def worker_ids(self, role: str) -> list[str]:
+        """Ids of this kind of workers, sorted, as the page shows them."""
+        with plain_client(timeout=30.0) as client:
+            workers = client.get(f"{self.url}/v1/cluster").json()["workers"]
+        return sorted(each["id"] for each in workers if each["role"] == role)
 
     def wait_pairs(self, wanted: int | None = None) -> None:
         """Waits until all routers see this many linked pairs: by default those of all workers."""
@@ -222,6 +233,7 @@ STEPS: Mapping[str, Callable[[ComposeTest], None]] = {
     "exact": ComposeTest.exact,
     "bytes": ComposeTest.bytes_moved,
     "spans": ComposeTest.spans,
+    "proxy": proxying.proxy,
     "scale": ComposeTest.scale,
     "drain": ComposeTest.drained,
     "kill": ComposeTest.killed,

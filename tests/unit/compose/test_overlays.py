@@ -72,8 +72,7 @@ def test_another_path_than_cma_fails(shown: str):
 
 
 def test_a_caller_without_the_secret_must_be_refused():
-    inspected = '[{"Config": {"Hostname": "d1"}}]'
-    answers = {"inspect": inspected, "exec": "decode-d1: prefill tokens 0, rows 1, reservations 1\n", "ps": "a\n"}
+    answers = {"exec": "decode-1: prefill tokens 0, rows 1, reservations 1\n", "ps": "mine-decode-1\n"}
     served = Docker(**answers)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         STEPS["secret"](Stack(served))

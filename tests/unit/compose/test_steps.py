@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from http.server import ThreadingHTTPServer
+from subprocess import CompletedProcess
 from threading import Thread
 
 import httpx2
@@ -53,11 +55,16 @@ class FakeTest(ComposeTest):
         super().__init__(ComposeProject("mine", {}, docker), "http://nowhere", "http://nowhere", [], alerts=alerts)
         self.events = docker.commands
         self.problems = list(problems)
+        self.names: tuple[str, ...] = ("1", "2", "3")
+        self.num_refused = self.num_resumes = 0
 
     def load(self) -> AbstractContextManager[ExactLoad]:  # type: ignore[override]
-        load = FakeLoad("", [], problems=self.problems)
+        load = FakeLoad("", [], problems=self.problems, num_refused=self.num_refused, num_resumes=self.num_resumes)
         load.events = self.events
         return nullcontext(load)
+
+    def worker_ids(self, role: str) -> list[str]:
+        return [f"{role}-{name}" for name in self.names]
 
     def wait_router(self, container: str) -> None:
         self.events.append([f"the proxy asks {container}"])
@@ -103,7 +110,7 @@ def test_a_fault_is_undone_only_after_calls_have_seen_it(step: str, expected: li
     test = FakeTest(Docker(ps="b\na\n"))
     STEPS[step](test)
     assert did(test) == [word for each in expected for word in each.split("|")]
-    assert test.notes == ["1 calls right, 0 resumed"]
+    assert test.notes == ["1 calls right, 0 resumed, 0 refused"]
 
 
 def test_a_lost_worker_is_one_of_all_that_were_asked_for():
@@ -112,6 +119,33 @@ def test_a_lost_worker_is_one_of_all_that_were_asked_for():
     STEPS["kill"](test)
     STEPS["disconnect"](test)
     assert [word for word in did(test) if word.endswith(" pairs")] == ["4 pairs", "3 pairs"]
+
+
+class Scaling(Docker):
+    """Has two containers, and three once it was told to scale."""
+
+    def __call__(self, command: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
+        scaled = any("--scale" in each for each in self.commands)
+        self._answers["ps"] = "a\nb\nc\n" if scaled else "a\nb\n"
+        return super().__call__(command, timeout_s)
+
+
+def test_a_replica_that_is_not_named_as_its_container_fails():
+    STEPS["scale"](test := FakeTest(Scaling()))
+    assert did(test) == ["up 3", "pairs"]
+    test = FakeTest(Scaling())
+    test.names = ("1", "2", "3309af3c32c6")
+    with pytest.raises(AssertionError, match="3309af3c32c6"):
+        STEPS["scale"](test)
+
+
+@pytest.mark.parametrize("seen", ["num_refused", "num_resumes"])
+def test_a_call_that_was_refused_or_cut_fails_a_rolling_restart(seen: str):
+    test = FakeTest(Docker(ps="a\nb\n"))
+    setattr(test, seen, 1)
+    with pytest.raises(AssertionError, match="refused or cut off"):
+        STEPS["restart"](test)
+    STEPS["kill"](test)
 
 
 @pytest.mark.parametrize("step", ["drain", "kill", "pause", "disconnect", "restart"])
@@ -181,7 +215,7 @@ def test_steps_run_in_their_order_and_say_what_they_found(capsys):
     assert run_steps(FakeTest(Docker(ps="a\nb\n", exec="baton_transfer_bytes_total 1\n")), ["kill", "bytes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["bytes", "kill"]
-    assert [line.rpartition("; ")[2] for line in lines] == ["2 bytes", "1 calls right, 0 resumed"]
+    assert [line.rpartition("; ")[2] for line in lines] == ["2 bytes", "1 calls right, 0 resumed, 0 refused"]
 
 
 def test_a_machine_without_docker_gets_one_clear_line(monkeypatch, capsys):
