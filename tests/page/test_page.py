@@ -122,6 +122,24 @@ async def test_the_live_view_follows_a_killed_worker(opened: Opener, browser: An
         assert await axe_violations(page) == []
 
 
+async def test_the_newest_request_stays_until_it_was_read(opened: Opener, browser: Any):
+    """Under load another one ends before its stages are there: the panel would never show any."""
+    from playwright.async_api import expect
+
+    async with live_router() as own:
+        page = await opened(url=own.url)
+        asked: asyncio.Queue[Any] = asyncio.Queue()
+        await page.route("**/v1/cluster/requests/*", asked.put)
+        first = (await own.complete(max_tokens=4)).headers["x-baton-request-id"]
+        fetching = await asyncio.wait_for(asked.get(), WAIT_MS / 1000)
+        panel = page.get_by_label("One request")
+        await expect(panel).to_contain_text("Reading its stages")
+        second = (await own.complete(max_tokens=4)).headers["x-baton-request-id"]
+        await expect(page.get_by_role("button", name=re.compile(second[-3:]))).to_be_visible()
+        await fetching.continue_()
+        await expect(panel.get_by_role("link", name=first)).to_be_visible()
+
+
 async def test_encode_workers_have_cards_with_what_they_report(opened: Opener):
     from playwright.async_api import expect
 

@@ -4,7 +4,7 @@ import { apiKey, Feed, setApiKey } from "./client.js";
 import { noHistory, remember } from "./chart.js";
 import { Live } from "./live.js";
 import { html, render, useEffect, useRef, useState } from "./preact.js";
-import { OneRequest, Requests, useTrace } from "./requests.js";
+import { OneRequest, Requests, useNewest, useTrace } from "./requests.js";
 import { requestOf } from "./format.js";
 
 const VIEWS = [["#/", "Live"], ["#/chat", "Chat"], ["#/requests", "Requests"]];
@@ -121,10 +121,12 @@ function App() {
   const cluster = state.cluster;
   if (cluster && !build.current) build.current = cluster.build;
   const ids = cluster ? [...new Set([...cluster.requests.map((row) => requestOf(row[0])), ...cluster.recent.map((row) => row.id)])] : [];
-  const newest = cluster?.recent.find((row) => row.notable)?.id || cluster?.recent[0]?.id || "";
+  const isShown = useRef(false);
+  const newest = useNewest(cluster?.recent || [], isShown.current);
   const shown = chosen || newest;
   const revision = cluster?.recent.findIndex((row) => row.id === shown) >= 0 ? 1 : 0;
   const [trace, message] = useTrace(cluster && view === "#/" ? shown : "", revision);
+  isShown.current = !chosen && Boolean(trace || message);
   const move = (step) => {
     const at = ids.indexOf(shown);
     if (ids.length) setChosen(ids[Math.min(ids.length - 1, Math.max(0, at + step))]);

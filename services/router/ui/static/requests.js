@@ -18,6 +18,10 @@ async function readTrace(id) {
   }
 }
 
+/** How long the newest request stays once it is shown, and how long its trace may take. */
+const READING_MS = 5000;
+const FETCHING_MS = 20000;
+
 /** The trace of a request, read again while it runs. Returns [trace, message]. */
 export function useTrace(id, revision = 0) {
   const [found, setFound] = useState({ id: "", trace: null, message: "" });
@@ -39,6 +43,20 @@ export function useTrace(id, revision = 0) {
     return () => { over = true; clearTimeout(timer); };
   }, [id, revision]);
   return found.id === id ? [found.trace, found.message] : [null, ""];
+}
+
+/** The newest of the requests that ended, notable ones first. It stays long enough to be read while others end. */
+export function useNewest(recent, isShown) {
+  const held = useRef({ id: "", at: 0, shown: false });
+  const notable = recent.find((row) => row.notable)?.id;
+  const newest = notable || recent[0]?.id || "";
+  const now = performance.now();
+  const { id, at, shown } = held.current;
+  if (isShown && !shown) held.current = { id, at: now, shown: true };
+  const before = recent.find((row) => row.id === id);
+  const over = now - held.current.at >= (held.current.shown ? READING_MS : FETCHING_MS);
+  if (newest !== id && (!id || over || (notable && !before?.notable))) held.current = { id: newest, at: now, shown: false };
+  return held.current.id;
 }
 
 export function OneRequest({ id }) {

@@ -95,7 +95,7 @@ export function RequestPanel({ trace, message, id, level = 2 }) {
   const Head = `h${level}`;
   if (!trace) {
     return html`<section class="panel" aria-label="One request"><${Head} class="title">Request ${id ? html`<span class="mono">${tag(id)}</span>` : ""}<//>
-      <p class="mut">${message || "Choose a request: its stages are shown here, and they add up."}</p></section>`;
+      <p class="mut">${message || (id ? "Reading its stages." : "Choose a request: its stages are shown here, and they add up.")}</p></section>`;
   }
   return html`<section class="panel" aria-label="One request">
     <${Head} class="title">Request <a class="mono" href=${`#/requests/${trace.id}`}>${trace.id}</a>
