@@ -41,6 +41,7 @@ NOT_BY_SCHEMA = (  # whether they fit is known by the context, by other fields o
     "continue_final_message",
     "documents",
     "enable_thinking",
+    "function_call",
     "chat_template_kwargs",
     "logprob_token_ids",
     "min_tokens",
@@ -97,6 +98,8 @@ def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
         agreed.pop(name, None)
     names = {tool["function"]["name"] for tool in agreed.get("tools") or []}
     agreed["tools"] = [{"type": "function", "function": {"name": name}} for name in sorted(names)] or None
+    names = set() if names else {each["name"] for each in agreed.get("functions") or []}
+    agreed["functions"] = [{"name": name} for name in sorted(names)] or None
     biases = agreed.get("logit_bias") or {}
     agreed["logit_bias"] = {str(int(key) % VOCAB_SIZE): bias for key, bias in biases.items()}
     return agreed

@@ -84,7 +84,9 @@ class ChatResponseBuilder:
         """A delta with calls or reasoning."""
         calls = self._calls(event.choice, event.calls, in_chunk=True) if event.calls else UNSET
         reasoning = self._reasoning(event.reasoning)
-        return ChatDelta(event.text if event.text or not reasoning else UNSET, role, calls, **reasoning)
+        calls, function_call = self._shaped(calls)
+        content = event.text if event.text or not reasoning else UNSET
+        return ChatDelta(content, role, calls, **reasoning, function_call=function_call)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The extra chunk with usage and without choices."""
@@ -130,7 +132,11 @@ class ChatResponseBuilder:
         message = ChatMessage(choice.text)
         if choice.calls or choice.reasoning:
             calls = self._calls(choice.index, choice.calls, in_chunk=False) if choice.calls else UNSET
-            message = ChatMessage(choice.text or None, "assistant", None, calls, **self._reasoning(choice.reasoning))
+            calls, function_call = self._shaped(calls)
+            reasoning = self._reasoning(choice.reasoning)
+            message = ChatMessage(
+                choice.text or None, "assistant", None, calls, **reasoning, function_call=function_call
+            )
         return ChatChoice(choice.index, message, logprobs, self._finish(choice.index, choice.finish), ids, reason)
 
     def _reasoning(self, reasoning: str) -> dict[str, str]:
@@ -153,8 +159,22 @@ class ChatResponseBuilder:
             for call in joined_calls(calls)
         ]
 
+    def _shaped(
+        self, calls: list[ChatToolCall] | UnsetType
+    ) -> tuple[list[ChatToolCall] | UnsetType, FunctionCall | UnsetType]:
+        """Calls in the form of the request: `tool_calls`, and `function_call`, of which there is one at most."""
+        tools = self._request.tools
+        if calls is UNSET or tools is None or not tools.as_function_call:
+            return calls, UNSET
+        return UNSET, calls[0].function
+
     def _finish(self, choice: int, finish: FinishReason) -> FinishReasonName:
-        """`tool_calls` for an answer that ends with calls of the model's choice; a named tool ends with `stop`."""
+        """`tool_calls` for an answer that ends with calls of the model's choice; a named tool ends with `stop`.
+
+        `function_call` for a call in the older form.
+        """
         tools = self._request.tools
         called = choice in self._with_calls and tools is not None and not tools.is_named
-        return "tool_calls" if called and finish is FinishReason.STOP else finish.value
+        if not called or finish is not FinishReason.STOP:
+            return finish.value
+        return "function_call" if tools is not None and tools.as_function_call else "tool_calls"

@@ -57,9 +57,22 @@ class FieldErrors:
         self._messages: list[str] = []
         self._param: str | None = None
         self._num_more = 0
+        self._names: dict[str, str] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """From here on errors of these fields, and of what is in them, have the names that the client has sent."""
+        self._names.update(names)
+
+    def name_of(self, param: str) -> str:
+        """The name of a field, or of a place in one, as the client has sent it."""
+        for name, sent in self._names.items():
+            if param == name or (param.startswith(name) and param[len(name)] in ".["):
+                return sent + param[len(name) :]
+        return param
 
     def add_error(self, param: str, message: str) -> None:
         """Adds an error of field `param`."""
+        param = self.name_of(param)
         if self._param is None:
             self._param = param
         if len(self._messages) < MAX_ERRORS:

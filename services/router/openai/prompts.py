@@ -22,6 +22,7 @@ from baton.services.router.openai.field_table.nested import unknown_of_contents,
 from baton.services.router.openai.fields import Fields, is_integer, short_repr
 from baton.services.router.openai.images.parts import ImageParts
 from baton.services.router.openai.reasoning.reader import read_effort
+from baton.services.router.openai.tools.functions import OlderCalls
 from baton.services.router.text.chat_template import Message, RenderOptions
 from baton.services.router.text.text_model import TextModel
 
@@ -30,6 +31,9 @@ IMAGE = "image_url"
 
 REASONING_NAMES = ("reasoning_content", "reasoning")
 """Of an assistant's reasoning; the first one wins."""
+
+NAMES_IN_MESSAGES = ("name", "tool_call_id")
+"""Of who speaks, and of the call that a tool answers."""
 
 PromptInput = str | tuple[int, ...]
 """Text, or token ids."""
@@ -41,9 +45,9 @@ def read_messages(fields: Fields, images: ImageParts) -> list[Message]:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
         fields.add_mismatch("messages", f"a list of 1 to {MAX_MESSAGES} messages")
         return []
-    messages: list[Message] = []
+    messages, older = list[Message](), OlderCalls()
     for index, entry in enumerate(value):
-        messages.append(_read_message(fields, index, entry, images))
+        messages.append(_read_message(fields, index, entry, images, older))
     return messages
 
 
@@ -131,13 +135,21 @@ def _read_documents(fields: Fields, text: TextModel) -> list[Mapping[str, Any]]:
     return value
 
 
-def _read_message(fields: Fields, index: int, entry: object, images: ImageParts) -> Message:
+def _read_message(fields: Fields, index: int, entry: object, images: ImageParts, older: OlderCalls) -> Message:
     if not isinstance(entry, dict):
         fields.add_error(f"messages[{index}]", f"must be an object, not {short_repr(entry)}")
         return {}
     message = Fields(entry, fields.errors, f"messages[{index}].")
     if entry.get("role") not in ROLES:
         message.add_mismatch("role", f"one of {', '.join(ROLES)}")
+    for name in NAMES_IN_MESSAGES:
+        if not isinstance(entry.get(name), str | None):
+            message.add_mismatch(name, "a string")
+    translated = older.translated(message, index, entry)
+    has_none = "tool_calls" in translated and translated["tool_calls"] in (None, [])
+    if translated is not entry or has_none:  # templates ask whether the name is there
+        entry = {name: value for name, value in translated.items() if name != "tool_calls" or not has_none}
+        message = Fields(entry, fields.errors, f"messages[{index}].")
     if entry.get("tool_calls") is not None:
         _check_tool_calls(message)
         entry = {**entry, "tool_calls": _with_objects(entry["tool_calls"])}

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-FinishReasonName = Literal["stop", "length", "tool_calls"]
+FinishReasonName = Literal["stop", "length", "tool_calls", "function_call"]
 
 StopReason = int | str | None
 """The stop string, or the client's stop token, that ended a choice; None for another end. In vLLM's responses too."""
@@ -91,7 +91,10 @@ class ChatToolCall(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """The whole text of a choice, None if there are only calls or reasoning. `reasoning`: vLLM's name for it."""
+    """The whole text of a choice, None if there are only calls or reasoning. `reasoning`: vLLM's name for it.
+
+    `function_call`: the call, if the request has `functions` instead of `tools`.
+    """
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -99,6 +102,7 @@ class ChatMessage(Struct, frozen=True):
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -134,6 +138,7 @@ class ChatDelta(Struct, frozen=True):
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):

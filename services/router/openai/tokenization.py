@@ -17,6 +17,7 @@ from baton.services.router.openai.field_table.table import CheckedFields, check_
 from baton.services.router.openai.fields import FieldErrors, Fields, parse_object
 from baton.services.router.openai.prompts import read_chat, read_tokens
 from baton.services.router.openai.schemas import DetokenizeResult, RenderResult, TokenizeResult, TokenizerInfo
+from baton.services.router.openai.tools.functions import with_functions
 from baton.services.router.openai.tools.reader import read_tools
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
 from baton.services.router.text.text_model import TextModel
@@ -109,7 +110,7 @@ class TokenizationParser:
             fields.add_error("prompt", "cannot be combined with messages")
         images = self._validator.image_parts()
         chat = read_chat(fields, fields.read(dict.fromkeys(CHAT_FLAGS, FLAG)), self._text, created_s, images)
-        tools = read_tools(fields, self._text)
+        tools = read_tools(with_functions(fields) or fields, self._text)
         fields.errors.raise_if_any()
         prompt = self._text.render_chat(chat.messages, chat.with_tools(tools.definitions if tools else ()).options)
         tokens = self._text.encode(images.mark(prompt), add_special_tokens=own.get("add_special_tokens", False))

@@ -32,6 +32,7 @@ from baton.services.router.openai.parameters import CommonParams, choice_seed, r
 from baton.services.router.openai.prompts import PromptInput, read_chat, read_prompts
 from baton.services.router.openai.reasoning.phases import with_reasoning
 from baton.services.router.openai.reasoning.reader import BUDGET, RequestedReasoning, read_reasoning
+from baton.services.router.openai.tools.functions import with_functions
 from baton.services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools, with_form
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.text.text_model import TextModel
@@ -107,9 +108,11 @@ class RequestValidator:
             fields.add_error("top_logprobs", "needs logprobs: true")
         params = read_common_params(fields, scalars, logprobs, self._text, metadata.tenant)
         chat = read_chat(fields, scalars, self._text, metadata.created_s, images)
-        tools = None
-        if not body.keys().isdisjoint(TOOL_FIELDS):
+        tools, older = None, with_functions(fields)
+        fields = older or fields
+        if not fields.values.keys().isdisjoint(TOOL_FIELDS):
             tools, params = self._read_tools(fields, params, scalars)
+            tools = tools and replace(tools, as_function_call=older is not None)
             chat = chat.with_tools(() if tools is None else tools.definitions)
         fields.errors.raise_if_any()
         text = self._text.render_chat(chat.messages, chat.options)
@@ -162,7 +165,7 @@ class RequestValidator:
                 reasoning,
                 self._text,
                 plain,
-                is_calls=requested is not None and requested.param == TOOLS,
+                is_calls=requested is not None and requested.is_calls,
             )
         except ConstraintFailed as error:
             param = error.param or (BUDGET if requested is None else requested.param)

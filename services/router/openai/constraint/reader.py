@@ -36,11 +36,15 @@ MAX_SOURCE_CHARS = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestedConstraint:
-    """A constraint, the field that asked for it, and its JSON Schema where it has one, to explain errors."""
+    """A constraint, the field that asked for it, and its JSON Schema where it has one, to explain errors.
+
+    `is_calls`: it holds calls of tools, and no form of the text.
+    """
 
     value: Constraint
     param: str
     schema: object = None
+    is_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,10 @@ _TOOL_ROWS = (
          "required and a name constrain the answer to calls; none leaves the tools out of the prompt.", note="auto"),
     _row("parallel_tool_calls", CHAT, _OPENAI, FLAG, "More than one call in an answer. Without tools no effect.",
          default=True),
+    _row("functions", CHAT, _OPENAI, shapes.FUNCTIONS,
+         "The older form of tools; the answer has one call, as function_call. Not with tools.", note="none"),
+    _row("function_call", CHAT, _OPENAI, shapes.FUNCTION_CHOICE, "The older form of tool_choice. Needs functions.",
+         note="auto"),
 )  # fmt: skip
 
 _TEMPLATE_ROWS = (

@@ -16,6 +16,7 @@ OBJECTS: Mapping[str, frozenset[str]] = {
     "response_format.structures": frozenset({"begin", "schema", "end"}),
     "tool_choice": frozenset({"type", "function"}),
     "tool_choice.function": frozenset({"name"}),
+    "function_call": frozenset({"name"}),
 }
 """Path of an object, or of the objects of a list -> its names. Those that are not here refuse unknown names themselves.
 
@@ -90,6 +91,7 @@ def unknown_of_contents(messages: object, reads: Callable[[str], bool]) -> list[
         for call in _objects_of(message.get("tool_calls")):
             names.update(_others(call, CALL_NAMES, "messages.tool_calls", reads))
             names.update(_others(call.get("function"), FUNCTION_NAMES, "messages.tool_calls.function", reads))
+        names.update(_others(message.get("function_call"), FUNCTION_NAMES, "messages.function_call", reads))
     return sorted(names)
 
 

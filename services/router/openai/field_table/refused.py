@@ -30,8 +30,6 @@ _OFF = (False,)
 Row = tuple[str, frozenset[FieldEndpoint], str, tuple[object, ...]]
 
 _OPENAI_ROWS: tuple[Row, ...] = (
-    ("functions", CHAT, _TOOLS, ()),
-    ("function_call", CHAT, _TOOLS, ("none",)),
     ("verbosity", CHAT, _LATER, ("medium",)),
     ("modalities", CHAT, _MEDIA, (["text"],)),
     ("audio", CHAT, _MEDIA, ()),

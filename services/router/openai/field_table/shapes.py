@@ -37,24 +37,51 @@ def _message() -> Schema:
     calls = _list(_tool_call(), 0, bounds.MAX_TOOL_CALLS)
     refusal = {"required": ["type", "refusal"], "properties": {"type": {"const": "refusal"}, "refusal": _STRING}}
     said = {"anyOf": [_STRING, _list({**_OBJECT, "anyOf": [part, refusal]}, 0, bounds.MAX_CONTENT_PARTS)]}
+    names = {name: or_null(_STRING) for name in ("name", "tool_call_id")}
+    others = [role for role in bounds.ROLES if role != "assistant"]
     with_content = {
         "required": ["role", "content"],
-        "properties": {"role": {"enum": list(bounds.ROLES)}, "content": content, "tool_calls": or_null(calls)},
+        "properties": {
+            **names,
+            "role": {"enum": others},
+            "content": content,
+            "tool_calls": or_null(calls),
+            **_no_call(),
+        },
     }
-    of_assistant = {
+    answer = {
         "required": ["role"],
         "properties": {
-            "role": {"const": "assistant"},
-            "content": or_null(said),
-            "refusal": or_null(_STRING),
+            **names,
+            "role": {"const": "function"},
+            "content": or_null(content),
             "tool_calls": or_null(calls),
         },
     }
+    of_assistant = {
+        **names,
+        "role": {"const": "assistant"},
+        "content": or_null(said),
+        "refusal": or_null(_STRING),
+    }
+    with_calls = {"required": ["role"], "properties": {**of_assistant, "tool_calls": or_null(calls), **_no_call()}}
+    older = {
+        "required": ["role", "function_call"],
+        "properties": {**of_assistant, "tool_calls": {"enum": [None, []]}, "function_call": _older_call()},
+    }
     return {
         **_OBJECT,
-        "anyOf": [with_content, of_assistant],
+        "anyOf": [with_content, with_calls, older, answer],
         "description": "The model's own template may ask for more.",
     }
+
+
+def _no_call() -> dict[str, Schema]:
+    return {"function_call": {"type": "null"}}
+
+
+def _older_call() -> Schema:
+    return {**_OBJECT, "required": ["name", "arguments"], "properties": {"name": _STRING, "arguments": _STRING}}
 
 
 def _tool_call() -> Schema:
@@ -86,8 +113,8 @@ def _stream_options() -> Schema:
     return {**_OBJECT, "properties": {name: or_null({"type": "boolean"}) for name in bounds.STREAM_FLAGS}}
 
 
-def _tools() -> Schema:
-    function = {
+def _function() -> Schema:
+    return {
         **_OBJECT,
         "required": ["name"],
         "properties": {
@@ -97,16 +124,22 @@ def _tools() -> Schema:
             "strict": or_null({"type": "boolean"}),
         },
     }
-    properties = {"type": {"const": "function"}, "function": function}
+
+
+def _tools() -> Schema:
+    properties = {"type": {"const": "function"}, "function": _function()}
     return _list({**_OBJECT, "required": ["type", "function"], "properties": properties}, 1, bounds.MAX_TOOLS)
 
 
+def _named() -> Schema:
+    return {**_OBJECT, "required": ["name"], "properties": {"name": _STRING}}
+
+
 def _tool_choice() -> Schema:
-    function = {**_OBJECT, "required": ["name"], "properties": {"name": _STRING}}
     named = {
         **_OBJECT,
         "required": ["type", "function"],
-        "properties": {"type": {"const": "function"}, "function": function},
+        "properties": {"type": {"const": "function"}, "function": _named()},
     }
     return {"anyOf": [{"enum": ["none", "auto", "required"]}, named]}
 
@@ -209,6 +242,10 @@ STRUCTURED_OUTPUTS = Shape(
     lambda vocab: _structured_outputs(),
 )
 TOOLS = Shape(f"a list of 1 to {bounds.MAX_TOOLS} functions", lambda vocab: _tools())
+FUNCTIONS = Shape(f"a list of 1 to {bounds.MAX_TOOLS} functions", lambda vocab: _list(_function(), 1, bounds.MAX_TOOLS))
+FUNCTION_CHOICE = Shape(
+    "none, auto, or the name of one", lambda vocab: {"anyOf": [{"enum": ["none", "auto"]}, _named()]}
+)
 TOOL_CHOICE = Shape("none, auto, required, or the name of one", lambda vocab: _tool_choice())
 EFFORT = Shape("one of " + ", ".join(bounds.EFFORTS), lambda vocab: {"enum": list(bounds.EFFORTS)})
 REASONING_FORMAT = Shape(

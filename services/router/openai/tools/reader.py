@@ -42,7 +42,7 @@ class RequestedTools:
     """Tools that the model may call, as the template gets them. `schemas`: of the arguments, by name.
 
     `format`: how the model calls. `single`: at most one call; `is_named`: the client has chosen it; `calls_only`: the
-    answer has no text.
+    answer has no text; `as_function_call`: a call has the older form.
     """
 
     definitions: tuple[Mapping[str, Any], ...]
@@ -52,6 +52,7 @@ class RequestedTools:
     is_named: bool = False
     calls_only: bool = False
     constraint: RequestedConstraint | None = None
+    as_function_call: bool = False
 
     @property
     def strict(self) -> frozenset[str]:
@@ -94,7 +95,7 @@ def read_tools(
         return None
     if value is not None:
         value = Constraint(value.phases, value.loop_to, text.eos_token_ids, ignore_eos, min_tokens)
-    requested = None if value is None else RequestedConstraint(value, TOOLS)
+    requested = None if value is None else RequestedConstraint(value, fields.errors.name_of(TOOLS), is_calls=True)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in definitions}
     return RequestedTools(tuple(definitions), schemas, format, single, is_named, choice != "auto", requested)
 
@@ -106,14 +107,15 @@ def _read_definitions(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_TOOLS:
         fields.add_mismatch(TOOLS, f"a list of 1 to {MAX_TOOLS} tools")
         return []
-    wrong = [index for index, tool in enumerate(value) if not _is_definition(tool)]
+    wrong = [index for index, tool in enumerate(value) if not is_definition(tool)]
     for index in wrong:
         shape = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
         fields.add_error(f"{TOOLS}[{index}]", f"must be a tool such as {shape}, not {short_repr(value[index])}")
     return [] if wrong else value
 
 
-def _is_definition(value: object) -> bool:
+def is_definition(value: object) -> bool:
+    """True for an entry of `tools`."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return False

@@ -1,0 +1,95 @@
+"""The older form of tools, `functions` and `function_call`, read as tools (ADR 139).
+
+`validation` and `tokenization` translate the fields before tools are read, `prompts` the messages. Errors name the
+older fields. `chat` writes the answer in the older form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.services.router.openai.bounds import MAX_TOOLS
+from baton.services.router.openai.fields import Fields, short_repr
+from baton.services.router.openai.tools.reader import CHOICE, PARALLEL, TOOLS, is_definition
+
+FUNCTIONS, FUNCTION_CALL = "functions", "function_call"
+_NEWER = {FUNCTIONS: TOOLS, FUNCTION_CALL: CHOICE}
+
+
+def with_functions(fields: Fields) -> Fields | None:
+    """The fields with the older form as tools, of which one answer calls one; None if the request has none of it.
+
+    Notes errors. `function_call` of "none" alone asks for nothing.
+    """
+    functions, choice = fields.values.get(FUNCTIONS), fields.values.get(FUNCTION_CALL)
+    if functions is None and choice in (None, "none"):
+        return None
+    rest = {name: value for name, value in fields.values.items() if name not in (*_NEWER, *_NEWER.values(), PARALLEL)}
+    for older in _NEWER:
+        given = [newer for newer in _NEWER.values() if fields.values.get(newer) is not None]
+        if fields.values.get(older) is not None and given:
+            fields.add_error(older, f"cannot be combined with {given[0]}, its newer form")
+            return Fields(rest, fields.errors)
+    definitions = _definitions(fields)
+    choice = _choice(fields)
+    if definitions:
+        fields.errors.rename({TOOLS: FUNCTIONS, CHOICE: FUNCTION_CALL})
+        rest |= {TOOLS: definitions, CHOICE: choice, PARALLEL: False}
+    elif choice not in (None, "none") and functions is None:
+        fields.add_error(FUNCTION_CALL, "needs functions")
+    return Fields(rest, fields.errors)
+
+
+def _definitions(fields: Fields) -> list[dict[str, Any]]:
+    value = fields.values.get(FUNCTIONS)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_TOOLS:
+        fields.add_mismatch(FUNCTIONS, f"a list of 1 to {MAX_TOOLS} functions")
+        return []
+    tools = [{"type": "function", "function": function} for function in value]
+    wrong = [index for index, tool in enumerate(tools) if not is_definition(tool)]
+    for index in wrong:
+        shape = '{"name": ..., "parameters": {...}}'
+        fields.add_error(f"{FUNCTIONS}[{index}]", f"must be a function such as {shape}, not {short_repr(value[index])}")
+    return [] if wrong else tools
+
+
+def _choice(fields: Fields) -> object:
+    """What `tool_choice` would be; None for the default, and for what is wrong."""
+    value = fields.values.get(FUNCTION_CALL)
+    if value is None or value in ("none", "auto"):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return {"type": "function", "function": {"name": value["name"]}}
+    fields.add_mismatch(FUNCTION_CALL, 'none, auto or {"name": ...}')
+    return None
+
+
+class OlderCalls:
+    """The messages of one chat, in their order. A function's answer belongs to the last call before it."""
+
+    def __init__(self) -> None:
+        self._id: str | None = None
+
+    def translated(self, message: Fields, index: int, entry: dict[str, Any]) -> dict[str, Any]:
+        """The message as one of tools. `index`: its place. Notes errors."""
+        if entry.get("role") == "function":
+            answer = {"tool_call_id": self._id, **entry, "role": "tool"}
+            return {**answer, "content": "" if entry.get("content") is None else entry["content"]}
+        if FUNCTION_CALL not in entry:
+            return entry
+        call = entry[FUNCTION_CALL]
+        rest = {name: value for name, value in entry.items() if name != FUNCTION_CALL}
+        if call is None:
+            return rest
+        if entry.get("role") != "assistant":
+            message.add_error(FUNCTION_CALL, "is of messages of the assistant only")
+        elif entry.get("tool_calls") not in (None, []):
+            message.add_error(FUNCTION_CALL, "cannot be combined with tool_calls, its newer form")
+        elif not isinstance(call, dict) or not all(isinstance(call.get(key), str) for key in ("name", "arguments")):
+            message.add_mismatch(FUNCTION_CALL, 'a call such as {"name": ..., "arguments": "..."}')
+        else:
+            self._id = f"call{index:05d}"  # nine letters and digits, as some templates demand
+            rest["tool_calls"] = [{"id": self._id, "type": "function", "function": call}]
+        return rest
