@@ -189,7 +189,7 @@ KERNELS = Gauge(
 )
 VERIFICATION = Gauge(
     "baton_verification",
-    "1 for the bits of logits when a step computes several tokens of a sequence: exact (as of each alone) or rounding.",
+    "1 for the bits of logits when a step computes several tokens or a tree: exact (as of each alone) or rounding.",
     ["bits"],
     registry=REGISTRY,
 )

@@ -162,4 +162,12 @@ SPECULATION_BUGS = (
         "VerificationBits.EXACT",
         "tests/unit/model/loading/test_bit_check.py",
     ),
+    PlantedBug(
+        TREES,
+        "a tree of other bits is called exact",
+        "baton/model/loading/bit_check.py",
+        "        equal = _has_bits_in_a_tree(rows, decoder)",
+        "        _has_bits_in_a_tree(rows, decoder)",
+        "tests/unit/model/loading/test_bit_check.py",
+    ),
 )
