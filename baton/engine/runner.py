@@ -236,4 +236,4 @@ def _draft_row(row: Row, wanted: WantedDrafts, vocab_size: int) -> DraftRow:
         sampling = replace(plain.sampling, temperature=temperature, logprobs=None, logprob_token_ids=())
         return check_rows([replace(plain, sampling=sampling, mask=None)], StepMasks(), vocab_size)[0]
 
-    return DraftRow(row.tokens[0], row.start, row.pages, wanted.count, spec)
+    return DraftRow(row.tokens[0], row.start, row.pages, wanted.count, spec, wanted.parents)

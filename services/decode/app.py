@@ -310,7 +310,8 @@ class _Worker:
             allows_placeholders=entry.traits.needs_pages,
         )
         pool, page_size = engine.cache.pool, engine.geometry.page_size
-        max_drafts = max_chain(engine.num_head_layers) if entry.traits.needs_pages else MAX_DRAFT_TOKENS
+        is_chain = entry.traits.needs_pages and not widths
+        max_drafts = max_chain(engine.num_head_layers) if is_chain else MAX_DRAFT_TOKENS
         policy = DraftPolicy(drafter, max_drafts, page_size, pool, DraftBudget(step_time), engine.masks)
         policy.allows_trees = not refusal
         return policy

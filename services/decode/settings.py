@@ -76,7 +76,7 @@ class DecodeSettings(WorkerSettings):
 
     draft_tree: str = ""
     """The drafter proposes trees: the branches of each node at the first depths, such as 3,2 (each from 1 to 8). Steps
-    verify of them what pays. Empty: chains. With ngram and ngram-shared, for models without sliding windows."""
+    verify of them what pays. Empty: chains. For models without sliding windows, latents and several MTP layers."""
 
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:

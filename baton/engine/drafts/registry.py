@@ -69,13 +69,19 @@ def _ngram_shared(_: int, widths: tuple[int, ...] = ()) -> NGramDrafter:
     return NGramDrafter(_step_tokens(widths), new_index=new_suffix_index, store=store, widths=widths)
 
 
+def _of_runner(_: int, widths: tuple[int, ...] = ()) -> RunnerDrafter:
+    return RunnerDrafter(widths)
+
+
 BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType(
     {
         "ngram": DrafterEntry(_ngram, make_trees=_ngram),
         "ngram-shared": DrafterEntry(_ngram_shared, make_trees=_ngram_shared),
-        "draft-model": DrafterEntry(lambda _: RunnerDrafter(), DRAFT_MODEL_CHAINS),
-        "eagle": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),  # a head of any kind; its files say which
-        "mtp": DrafterEntry(lambda _: RunnerDrafter(), HEAD_CHAINS),
+        "draft-model": DrafterEntry(_of_runner, DRAFT_MODEL_CHAINS, make_trees=_of_runner),
+        "eagle": DrafterEntry(
+            _of_runner, HEAD_CHAINS, make_trees=_of_runner
+        ),  # a head of any kind; its files say which
+        "mtp": DrafterEntry(_of_runner, HEAD_CHAINS, make_trees=_of_runner),
     }
 )
 

@@ -22,6 +22,7 @@ class DraftRow:
     """A row that wants `count` drafts behind `token` at position `start`; `pages` cover them.
 
     `spec` says how the target will sample after given drafts of this row, at its temperature divided by a number.
+    `parents`: of a tree, by the indices of drafts, and -1; (): a chain.
     """
 
     token: int
@@ -29,6 +30,7 @@ class DraftRow:
     pages: Sequence[int]
     count: int
     spec: Callable[[Sequence[int], float], SamplingRow]
+    parents: tuple[int, ...] = ()
 
     def segment(self, offset: int, place: int) -> Segment:
         """The token or draft at `place`, alone."""
@@ -92,6 +94,19 @@ def make_chains(
         for index, sampled in zip(active, sample_tokens(logits, specs, sampler, {}).read(), strict=True):
             made[index].append(sampled.token)
     return [tuple(drafts) for drafts in made]
+
+
+MakeDrafts = Callable[[Sequence[DraftRow]], list[tuple[int, ...]]]
+
+
+def by_shape(rows: Sequence[DraftRow], chains: MakeDrafts, trees: MakeDrafts) -> list[tuple[int, ...]]:
+    """The drafts of each row, of those that want chains by `chains`, of the others by `trees`."""
+    made: dict[int, tuple[int, ...]] = {}
+    for make, wants_tree in ((chains, False), (trees, True)):
+        asking = [index for index, row in enumerate(rows) if bool(row.parents) is wants_tree]
+        if asking:
+            made.update(zip(asking, make([rows[index] for index in asking]), strict=True))
+    return [made[index] for index in range(len(rows))]
 
 
 def clear_begun_pages(storage: PageStorage, rows: Sequence[DraftRow]) -> None:

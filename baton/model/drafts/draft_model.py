@@ -15,7 +15,8 @@ import torch
 from baton.model.attention.base import Segment, StepMetadata, plan_step
 from baton.model.decoders.base import Decoder
 from baton.model.decoders.capture import HiddenCapture
-from baton.model.drafts.chains import DraftRow, clear_begun_pages, fit_vocabulary, make_chains
+from baton.model.drafts.chains import DraftRow, by_shape, clear_begun_pages, fit_vocabulary, make_chains
+from baton.model.drafts.growing_trees import Generation, make_trees
 from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
@@ -41,7 +42,15 @@ class DraftModel:
     def make(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
         """See `PageDrafts.make`."""
         clear_begun_pages(self._storage, rows)
-        return make_chains(rows, self._logits_after, self._sampler)
+
+        def chains(rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
+            return make_chains(rows, self._logits_after, self._sampler)
+
+        def trees(rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
+            with torch.inference_mode():
+                return make_trees(rows, self._logits_of, self._sampler)
+
+        return by_shape(rows, chains, trees)
 
     def write(
         self,
@@ -63,6 +72,14 @@ class DraftModel:
         ids, positions = int64_tensor(tokens, device), int64_tensor([one.start for one in segments], device)
         logits = self._run(ids, positions, step, torch.arange(len(tokens), device=device))
         return fit_vocabulary(logits, self.vocab_size)
+
+    def _logits_of(self, generation: Generation) -> torch.Tensor:
+        device = self._storage.device
+        step = plan_step(generation.segments, self._storage.geometry.page_size, device)
+        ids, positions, keep = (
+            int64_tensor(values, device) for values in (generation.ids, generation.positions, generation.keep)
+        )
+        return fit_vocabulary(self._run(ids, positions, step, keep), self.vocab_size)
 
     def _run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor

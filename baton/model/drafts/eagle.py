@@ -13,8 +13,9 @@ import torch
 
 from baton.model.attention.base import Segment, StepMetadata, plan_step
 from baton.model.decoders.capture import HiddenCapture
-from baton.model.drafts.chains import DraftRow, clear_begun_pages, make_chains
+from baton.model.drafts.chains import DraftRow, by_shape, clear_begun_pages, make_chains
 from baton.model.drafts.eagle_weights import EagleWeights
+from baton.model.drafts.growing_trees import Generation, make_trees
 from baton.model.drafts.head_layer import HeadLayer
 from baton.model.drafts.tails import PageTails
 from baton.model.kernels.library import Kernels
@@ -54,6 +55,9 @@ class EagleDrafts:
     def make(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
         """See `PageDrafts.make`. Behind the first draft the head goes on with its own output as the feature."""
         clear_begun_pages(self._storage, rows)
+        return by_shape(rows, self._chains, self._trees)
+
+    def _chains(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
         device, page_size = self._storage.device, self._storage.geometry.page_size
         features = self._tails.before([(row.start, row.pages) for row in rows])  # [rows, hidden_size]
 
@@ -66,6 +70,31 @@ class EagleDrafts:
 
         with torch.inference_mode():
             return make_chains(rows, logits_after, self._sampler, SHARPNESS)
+
+    def _trees(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
+        device, page_size = self._storage.device, self._storage.geometry.page_size
+        before = self._tails.before([(row.start, row.pages) for row in rows])  # [rows, hidden_size]
+        outputs: dict[int, torch.Tensor] = {}  # of the places that were run, by row
+
+        def features(index: int, segment: Segment) -> torch.Tensor:
+            """Of the token before each one of the segment: [tokens, hidden_size]."""
+            first = before[index : index + 1]
+            if segment.num_tokens == 1:
+                return first
+            return torch.cat((first, outputs[index][int64_tensor(segment.parents[1:], device)]))
+
+        def logits_of(generation: Generation) -> torch.Tensor:
+            pairs = list(zip(generation.rows, generation.segments, strict=True))
+            ids, positions = (int64_tensor(values, device) for values in (generation.ids, generation.positions))
+            step = plan_step(generation.segments, page_size, device)
+            read = torch.cat([features(index, segment) for index, segment in pairs])
+            hidden, following = self._layer.run(ids, read, positions, step)
+            parts = following.split([segment.num_tokens for segment in generation.segments])
+            outputs.update(zip(generation.rows, parts, strict=True))
+            return self._layer.logits(hidden[int64_tensor(generation.keep, device)], self.vocab_size)
+
+        with torch.inference_mode():
+            return make_trees(rows, logits_of, self._sampler, SHARPNESS)
 
     def write(
         self,

@@ -51,11 +51,13 @@ class DepthDrafts:
         return HiddenCapture(self._layers[0].weights.capture)
 
     def make(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
-        """See `PageDrafts.make`. Raises `ValueError` for a row that wants more drafts than there are layers.
+        """See `PageDrafts.make`. Raises `ValueError` for a tree, and for more drafts than there are layers.
 
         The layer of a draft has not seen the row's slots from `start` on, so it runs over all of them, with the outputs
         that the layer before gave for the draft before.
         """
+        if any(row.parents for row in rows):
+            raise ValueError("MTP layers that draft one token each make no trees")
         if any(row.count > len(self._layers) for row in rows):
             raise ValueError(f"each of {len(self._layers)} MTP layers makes one draft, and a row wants more")
         clear_begun_pages(self._storage, rows)

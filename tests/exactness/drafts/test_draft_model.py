@@ -17,7 +17,7 @@ import transformers
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, OutputToken, SamplingParams, StopParams
 from baton.engine.chunking import ChunkBudget
-from baton.engine.drafts.policy import DraftPolicy, DraftTotals
+from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy, DraftTotals
 from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS, RunnerDrafter, max_chain
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
@@ -74,16 +74,24 @@ def similar(target: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedMod
 Outputs = list[list[OutputToken]]
 
 
+def make_policy(model: LoadedModel, pool: PagePool, widths: tuple[int, ...] = ()) -> DraftPolicy:
+    """Takes all drafts that fit. `widths`: of trees; (): chains."""
+    max_drafts = MAX_DRAFT_TOKENS if widths else max_chain(len(model.head))
+    return DraftPolicy(RunnerDrafter(widths), max_drafts, PAGE_SIZE, pool)
+
+
 class SplitEngine:
     """Prefill and decode with a pool each; pages are copied from one to the other."""
 
-    def __init__(self, model: LoadedModel, num_pages: int = 96, drafts: bool = True) -> None:
+    def __init__(
+        self, model: LoadedModel, num_pages: int = 96, drafts: bool = True, widths: tuple[int, ...] = ()
+    ) -> None:
         self.pair = LocalPair(model, PairLimits(num_pages, max_rows=6, token_budget=2 * PAGE_SIZE))
         self.totals: DraftTotals | None = None
         self.scheduler = self.pair.decode._scheduler
         if drafts:
             pool = self.scheduler._imports._cache.pool
-            self.scheduler._drafts = policy = DraftPolicy(RunnerDrafter(), max_chain(len(model.head)), PAGE_SIZE, pool)
+            self.scheduler._drafts = policy = make_policy(model, pool, widths)
             self.totals = policy.totals
 
     def generate(self, num_tokens: int = NUM_TOKENS) -> Outputs:
@@ -103,9 +111,9 @@ class SplitEngine:
 class JointEngine:
     """One pool and one runner, which computes the prompts as well."""
 
-    def __init__(self, model: LoadedModel, num_pages: int = 96) -> None:
+    def __init__(self, model: LoadedModel, num_pages: int = 96, widths: tuple[int, ...] = ()) -> None:
         self.cache = PrefixCache(PagePool(num_pages))
-        self.policy = DraftPolicy(RunnerDrafter(), max_chain(len(model.head)), PAGE_SIZE, self.cache.pool)
+        self.policy = make_policy(model, self.cache.pool, widths)
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 8, num_pages, 9.0))
         chunks = ChunkBudget(2 * PAGE_SIZE, PAGE_SIZE)
         self.scheduler = DecodeScheduler(imports, SwapSpace(0), PAGE_SIZE, chunks, RowRules(drafts=self.policy))
@@ -151,6 +159,11 @@ def test_a_model_that_drafts_for_itself_is_always_right(target: Path, dtype: str
     assert totals.num_accepted == totals.num_drafts > 100
     assert totals.accepted_at[MAX_RUNNER_DRAFTS - 1] > 0
     assert totals.accepted_at[MAX_RUNNER_DRAFTS] == 0
+    trees = SplitEngine(model.with_draft(model), widths=(3, 2))
+    assert values(trees.generate()) == values(plain)
+    assert trees.totals is not None
+    assert trees.totals.num_drafts > trees.totals.num_accepted > 100
+    assert trees.totals.num_off_chain == 0, "a first child is always right"
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
@@ -163,6 +176,15 @@ def test_another_model_changes_no_token(target: Path, tmp_path: Path, family: st
     totals = engine.totals
     assert totals is not None
     assert totals.num_drafts > totals.num_accepted + 50
+
+
+def test_trees_of_a_draft_model_change_no_token(target: Path, similar: LoadedModel) -> None:
+    engine = SplitEngine(similar, widths=(3, 2))
+    assert values(engine.generate()) == values(SplitEngine(load(target), drafts=False).generate())
+    totals = engine.totals
+    assert totals is not None
+    assert 20 < totals.num_accepted < totals.num_drafts
+    assert totals.num_off_chain > 0, "a path that is no chain of first children was accepted"
 
 
 def test_rows_that_were_preempted_are_drafted_from_their_pages(target: Path) -> None:
@@ -216,8 +238,10 @@ def split_acceptance(engine: SplitEngine, prompt: tuple[int, ...], sampling: Sam
     return totals.num_drafts - before[0], totals.num_accepted - before[1]
 
 
-def joint_acceptance(model: LoadedModel, prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[int, int]:
-    engine = JointEngine(model)
+def joint_acceptance(
+    model: LoadedModel, prompt: tuple[int, ...], sampling: SamplingParams, widths: tuple[int, ...] = ()
+) -> tuple[int, int]:
+    engine = JointEngine(model, widths=widths)
     engine.generate(prompt, sampling)
     return engine.policy.totals.num_drafts, engine.policy.totals.num_accepted
 

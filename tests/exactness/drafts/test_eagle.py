@@ -17,7 +17,14 @@ from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS
 from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull
-from tests.exactness.drafts.test_draft_model import SplitEngine, joint_acceptance, load, split_acceptance, values
+from tests.exactness.drafts.test_draft_model import (
+    SplitEngine,
+    joint_acceptance,
+    load,
+    make_policy,
+    split_acceptance,
+    values,
+)
 from tests.exactness.drafts.test_drafted_tokens import SAMPLINGS, prompts
 from tests.tiny_models import save_random_model
 from tests.unit.model.drafts.tiny_heads import KINDS, HeadReference, random_head, save_head
@@ -35,15 +42,19 @@ def plain(directory: Path) -> LoadedModel:
     return load(directory)
 
 
+def fitted_texts(plain: LoadedModel) -> list[list[int]]:
+    """Prompts and what the target alone says behind them."""
+    outputs = SplitEngine(plain, drafts=False).generate()
+    return [[*prompt, *(one.token for one in output)] for prompt, output in zip(prompts(), outputs, strict=True)]
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def model(
     request: pytest.FixtureRequest, directory: Path, plain: LoadedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> LoadedModel:
     """The target with a fitted head of each kind."""
-    outputs = SplitEngine(plain, drafts=False).generate()
-    texts = [[*prompt, *(one.token for one in output)] for prompt, output in zip(prompts(), outputs, strict=True)]
     reference = HeadReference.of(request.param, random_head(request.param), directory)
-    reference.fit(texts)
+    reference.fit(fitted_texts(plain))
     return plain.with_head(save_head(reference.tensors, tmp_path_factory.mktemp("head")))
 
 
@@ -56,6 +67,44 @@ def test_output_is_that_without_a_head(plain: LoadedModel, model: LoadedModel) -
     assert 20 < totals.num_accepted < totals.num_drafts
     assert totals.accepted_at[1] > 0, "the head goes on from its own output"
     assert totals.accepted_at[MAX_RUNNER_DRAFTS] == 0
+
+
+@pytest.fixture(scope="module", params=[("eagle", 30), ("eagle3", 15), ("mtp", 15)], ids=KINDS[:3])
+def unsure(
+    request: pytest.FixtureRequest, directory: Path, plain: LoadedModel, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedModel:
+    """The target with a head that was fitted in so few steps that its second guess is right now and then."""
+    kind, num_steps = request.param
+    reference = HeadReference.of(kind, random_head(kind), directory)
+    reference.fit(fitted_texts(plain), num_steps=num_steps)
+    return plain.with_head(save_head(reference.tensors, tmp_path_factory.mktemp("unsure")))
+
+
+def test_trees_of_a_head_change_no_token(plain: LoadedModel, unsure: LoadedModel) -> None:
+    """Greedy, seeded, penalised and biased rows in one batch; then in a pool that preempts."""
+    engine = SplitEngine(unsure, widths=(3, 2))
+    assert values(engine.generate()) == values(SplitEngine(plain, drafts=False).generate())
+    totals = engine.totals
+    assert totals is not None
+    assert 20 < totals.num_accepted < totals.num_drafts
+    assert totals.num_off_chain > 0, "a path that is no chain of first children was accepted"
+    tight = SplitEngine(unsure, num_pages=20, widths=(2, 2))
+    assert values(tight.generate(50)) == values(SplitEngine(plain, drafts=False).generate(50))
+    assert tight.scheduler.num_preemptions > 0
+
+
+def test_acceptance_of_trees_across_the_split_is_that_of_one_worker(unsure: LoadedModel) -> None:
+    """Count for count; the second time pages come from the prefix caches. Shapes follow what a policy has seen."""
+    engine, accepted = SplitEngine(unsure, widths=(3, 2)), 0
+    for prompt, sampling in list(zip(prompts(), SAMPLINGS.values(), strict=True))[2:]:
+        alone = joint_acceptance(unsure, prompt, sampling, (3, 2))
+        for _ in range(2):
+            pool = engine.scheduler._imports._cache.pool
+            engine.scheduler._drafts = policy = make_policy(unsure, pool, (3, 2))
+            engine.totals = policy.totals
+            assert split_acceptance(engine, prompt, sampling) == alone
+        accepted += alone[1]
+    assert accepted > 5
 
 
 def test_bfloat16_pages_have_bfloat16_tails(directory: Path, tmp_path: Path) -> None:

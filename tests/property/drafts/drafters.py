@@ -121,3 +121,29 @@ class MadeDrafter(AdversarialDrafter):
         assert row.wanted is not None
         assert row.wanted.request.id == row.id
         return self._held_back[row.id][: row.wanted.count]
+
+
+class MadeTreeDrafter(MadeDrafter, TreeDrafter):
+    """Wants trees of the runner, which makes them for the nodes that the policy has chosen."""
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        tree = TreeDrafter.propose(self, id, max_tokens)
+        return Proposal((DRAFT_PLACEHOLDER,) * len(tree.tokens), tree.grade, tree.parents)
+
+    def make(self, row: Row) -> tuple[int, ...]:
+        """Right tokens along one path, perhaps, and any others beside it."""
+        assert row.wanted is not None
+        count = row.wanted.count
+        parents = row.wanted.parents or tuple(range(ROOT, count - 1))
+        right, depths, spine, drafts = self.next_tokens(row.id, count), {ROOT: 0}, ROOT, list[int]()
+        for node, parent in enumerate(parents):
+            depth = depths[node] = depths[parent] + 1
+            token = right[depth - 1] if depth <= len(right) else 0
+            if parent == spine and "right" in self._kinds and self._random.random() < 0.7:
+                spine = node
+            elif "right" in self._kinds:
+                token = self._random.randrange(self._vocab_size)
+            else:
+                token = (token + 1) % self._vocab_size
+            drafts.append(token)
+        return tuple(drafts)

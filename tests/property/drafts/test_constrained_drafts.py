@@ -25,7 +25,7 @@ from baton.services.decode.kv_import import LocalPrompt
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from tests import grammars
-from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, TreeDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, MadeTreeDrafter, TreeDrafter
 
 PAGE_SIZE, NUM_PAGES, MAX_TOKENS = 4, 256, 40
 MARKER = 77
@@ -94,8 +94,9 @@ class Engine:
         (MadeDrafter, True),
         (TreeDrafter, True),
         (TreeDrafter, False),
+        (MadeTreeDrafter, True),
     ],
-    ids=["cut proposals", "whole proposals", "drafts that the runner makes", "cut trees", "whole trees"],
+    ids=["cut proposals", "whole proposals", "drafts of the runner", "cut trees", "whole trees", "trees of the runner"],
 )
 def test_output_does_not_depend_on_the_drafter(adversary: type[AdversarialDrafter], cuts: bool):
     """Rows with grammars, with free text before one, and without any, in one batch."""
@@ -113,7 +114,7 @@ def test_output_does_not_depend_on_the_drafter(adversary: type[AdversarialDrafte
         assert policy is not None
         accepted += policy.totals.num_accepted
         wrong += policy.totals.num_drafts - policy.totals.num_accepted
-        is_cut = cuts and adversary is not MadeDrafter  # what is not known yet cannot be cut
+        is_cut = cuts and not issubclass(adversary, MadeDrafter)  # what is not known yet cannot be cut
         assert (policy.totals.skipped[DraftSkipReason.CONSTRAINT] > 0) == is_cut
     assert min(accepted, wrong) > 40
 

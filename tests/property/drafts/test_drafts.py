@@ -16,7 +16,7 @@ from baton.engine.drafts.base import Drafter
 from baton.kv.pages import Owner
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.rows.order import RowOrder
-from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, OracleDrafter, TreeDrafter
+from tests.property.drafts.drafters import AdversarialDrafter, MadeDrafter, MadeTreeDrafter, OracleDrafter, TreeDrafter
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import (
     MAX_DRAFTS,
@@ -32,7 +32,7 @@ from tests.tiny_workers import (
 )
 from tests.unit.decode.test_scheduler import board
 
-ADVERSARIES = AdversarialDrafter, MadeDrafter, TreeDrafter
+ADVERSARIES = AdversarialDrafter, MadeDrafter, TreeDrafter, MadeTreeDrafter
 NUM_BEHIND = 8
 """Tokens behind the end of an output that a drafter knows: it proposes them, too."""
 
@@ -85,8 +85,15 @@ class TreeDraftingMachine(DraftingMachine):
     adversary = TreeDrafter
 
 
+class MadeTreeDraftingMachine(DraftingMachine):
+    """Trees that the runner makes."""
+
+    adversary = MadeTreeDrafter
+
+
 @pytest.mark.parametrize(
-    "machine", [DraftingMachine, DraftingPriorityMachine, MadeDraftingMachine, TreeDraftingMachine]
+    "machine",
+    [DraftingMachine, DraftingPriorityMachine, MadeDraftingMachine, TreeDraftingMachine, MadeTreeDraftingMachine],
 )
 def test_decode_side_with_an_adversarial_drafter(machine: type[DraftingMachine]):
     run_state_machine_as_test(machine, settings=settings(REPEATABLE_SETTINGS, max_examples=60, stateful_step_count=50))

@@ -8,13 +8,14 @@ import pytest
 
 from baton.domain.ids import AttemptId, RequestId
 from baton.engine.drafts import registry
-from baton.engine.drafts.base import DRAFT_PLACEHOLDER
+from baton.engine.drafts.base import DRAFT_PLACEHOLDER, MAX_TREE_NODES, draft_depths
 from baton.engine.drafts.ngram import NGramDrafter
 from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter, make_drafter, require_trees
-from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS
+from baton.engine.drafts.runner_drafter import MAX_RUNNER_DRAFTS, placeholder_tree
 from baton.services.decode.settings import DecodeSettings
 from baton.settings.base import SettingsError
 
+ID = AttemptId(RequestId("r"), 1)
 PLUGIN = DrafterEntry(lambda vocab_size: NGramDrafter(vocab_size))
 TREES = DrafterEntry(lambda _: NGramDrafter(), DrafterTraits(max_branches=4))
 ODD = DrafterEntry(lambda _: NGramDrafter(), DrafterTraits(needs_features=True))
@@ -69,9 +70,26 @@ def test_trees_are_asked_for_and_of_some_drafters_only():
     assert entry is not None
     assert vars(make_drafter(entry, 100, (3, 2)))["_widths"] == (3, 2)
     assert vars(make_drafter(entry, 100, ()))["_widths"] == ()
+    for name in ("draft-model", "eagle", "mtp"):
+        found = find_drafter(name, has_draft_model=True)
+        require_trees(name, found, (3, 2))
+        assert found is not None
+        assert make_drafter(found, 100, (3, 2)).propose(ID, 2).parents == (-1, 0, -1, 0, 2, -1, 2, 5, 5)
+        assert not make_drafter(found, 100, ()).propose(ID, 2).parents
     for name in ("none", "mine"):
         with pytest.raises(SettingsError, match=f"drafter={name}.*makes no trees"):
             require_trees(name, find_drafter(name), (2,))
+
+
+def test_the_tree_of_a_runner_has_few_generations_and_low_ranks():
+    tree = placeholder_tree((8, 8, 8), 7)
+    assert len(tree.tokens) == MAX_TREE_NODES
+    assert set(tree.tokens) == {DRAFT_PLACEHOLDER}
+    assert max(draft_depths(tree.parents)) == 7, "the chain of first children is whole"
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+    whole = placeholder_tree((3, 2), 2)
+    assert sorted(draft_depths(whole.parents)) == [1] * 3 + [2] * 6
+    assert placeholder_tree((1,), 3).parents == (-1, 0, 1)
 
 
 def test_widths_of_trees_are_a_few_small_numbers():
