@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.domain.errors import BatonError, Overloaded
 from baton.domain.worker import Activity, WorkerBudgets, WorkerLoad
-from baton.engine.batch import Runner
+from baton.engine.batch import Batch, Runner
 from baton.engine.handoff.export_commands import CommitExport, OpenExport, ReleaseExport, RenewalAnswer, RenewLeases
 from baton.engine.handoff.export_events import ExportEnded, Seal
 from baton.engine.handoff.import_commands import (
@@ -36,9 +36,12 @@ from baton.kv.pages import Hold
 from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.worker.budget_control import ChangeBudgets
 from baton.worker.media.media_receiver import FindMedia, HoldMedia, RoomQuery
+
+log = get_logger()
 
 NO_BUDGET_RETRY_S = 1.0
 """Pause after a refusal without a budget. The announcement shows the budget by then."""
@@ -74,8 +77,8 @@ class PrefillLoop:
         events = [event for command in commands for event in self._handle(command)]
         events += self._perform(self._scheduler.expire(monotonic_s()))
         encoded = self._encode()
-        batch = self._scheduler.schedule(monotonic_s())
-        events += self._perform(self._scheduler.take_pending_effects())
+        batch, lost = self._check_images(self._scheduler.schedule(monotonic_s()))
+        events += self._perform([*self._scheduler.take_pending_effects(), *lost])
         if effects := self._scheduler.imports.take_effects():
             self._emit([*effects])  # they go on beside the step
         if batch is not None:
@@ -90,7 +93,7 @@ class PrefillLoop:
         self._turn.publish(load, len(self._exports))
         if events:
             self._emit(events)
-        stepped = batch is not None or encoded or self._scheduler.media.num_wanted > 0
+        stepped = batch is not None or encoded or bool(lost) or self._scheduler.media.num_wanted > 0
         self._turn.end(load, len(self._exports), stepped=stepped, idle=not commands and not stepped)
         return True
 
@@ -128,6 +131,23 @@ class PrefillLoop:
             for key, error in failed:
                 media.on_failed(key, error)
         return bool(batch)
+
+    def _check_images(self, batch: Batch | None) -> tuple[Batch | None, list[PrefillEffect]]:
+        """The step without the prompts whose embeddings have changed in memory, or are lost, and their ends."""
+        if batch is None:
+            return None, []
+        media = self._scheduler.media
+        num_damaged, faults = media.num_damaged, media.check(batch.rows)
+        if num_new := media.num_damaged - num_damaged:
+            metrics.INTEGRITY_FAILURES_TOTAL.labels("embedding").inc(num_new)
+            log.error("embeddings_wrong", images=num_new, total=media.num_damaged)
+        if not faults:
+            return batch, []
+        for id, _ in faults:
+            self._scheduler.abort(id)
+        ended = {id for id, _ in faults}
+        rows = tuple(row for row in batch.rows if row.id not in ended)
+        return Batch(rows) if rows else None, [Fail(id, fault) for id, fault in faults]
 
     def _hold(self, key: MediaKey, item: HeldMedia[Any, Any], reply: Reply[bool]) -> None:
         store = self._scheduler.media.store

@@ -10,18 +10,21 @@ A prompt's life here:
    Images are pinned again while it waits: one that was not held at `begin` may be needed by now.
 3. `end`: the pins go. An image that no other prompt waits for leaves the queue; it stays held while there is room.
 
-Pages that are evicted while a prompt waits can bring back the need for rows; `find_fault` then tells.
+Pages that are evicted while a prompt waits can bring back the need for rows; `find_fault` then tells. Before a step
+uses rows they are compared with the digests that they settled with (`check`); an image that has changed is forgotten.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from baton.domain.errors import BatonError, InvalidRequest, NeedMedia
 from baton.domain.ids import AttemptId
+from baton.domain.media.span import shown_spans
 from baton.domain.request import EngineRequest
+from baton.engine.batch import Row
 from baton.engine.media.store import HeldMedia, MediaKey, MediaStore, PinHolder
 from baton.services.prefill.prompt import Prompt
 
@@ -38,6 +41,8 @@ class MediaGate:
         self._failed: dict[PinHolder, BatonError] = {}
         self._encoding: set[AttemptId] = set()  # prompts that wait for the images of the last batch
         self._encode_s: dict[AttemptId, float] = {}
+        self.num_damaged = 0
+        """Embeddings whose bytes were no longer those that were digested. No step has used one."""
 
     @property
     def num_wanted(self) -> int:
@@ -95,6 +100,28 @@ class MediaGate:
                 self._wanted.setdefault(key, set()).add(request.id)
         return waits
 
+    def check(self, rows: Sequence[Row]) -> list[tuple[AttemptId, BatonError]]:
+        """The rows of a step whose embeddings are not here, or no longer those that were digested.
+
+        Such an image is forgotten; each row comes with the error that ends its prompt.
+        """
+        num_damaged, faults = -1, dict[AttemptId, BatonError]()
+        while num_damaged != self.num_damaged:  # an image that is forgotten may be one of a row that was looked at
+            num_damaged = self.num_damaged
+            for row in rows if self._is_used else ():
+                if lost := tuple(one for one, shown in _shown_rows(row).items() if not self._has_rows(one, *shown)):
+                    faults[row.id] = NeedMedia(f"{row.id}: {len(lost)} images are not held", lost)
+        return list(faults.items())
+
+    def _has_rows(self, identity: bytes, first: int, end: int) -> bool:
+        """True if the rows [first, end) of an image are here as they were digested. Forgets what is not."""
+        while (rows := self.store.get(identity)) is not None:  # those that the step will find
+            if rows.is_intact(first, end):
+                return True
+            self.num_damaged += 1
+            self.store.drop_rows(identity, rows)
+        return False
+
     def next_batch(self) -> list[tuple[MediaKey, HeldMedia[Any, Any]]]:
         """Takes the images of the next step from the queue: the first, and further ones within the budget."""
         wanted = dict(self._wanted)
@@ -143,6 +170,16 @@ class MediaGate:
 
 def _keys(request: EngineRequest, num_known: int) -> Iterable[MediaKey]:
     return ((request.salt, span.identity) for span in request.media if span.end > num_known)
+
+
+def _shown_rows(row: Row) -> dict[bytes, tuple[int, int]]:
+    """The images among a row's new tokens, each with the range of its embedding's rows that they show."""
+    found: dict[bytes, tuple[int, int]] = {}
+    for span, first, last in shown_spans(row.media, row.start, row.start + len(row.tokens)):
+        offset = span.first_row - span.first
+        begin, end = found.get(span.identity, (first + offset, last + offset))
+        found[span.identity] = min(begin, first + offset), max(end, last + offset)
+    return found
 
 
 def _num_shown(request: EngineRequest, identity: bytes) -> int:

@@ -229,9 +229,14 @@ class SimPrefill:
         check_idle(self.process.name, self._cache.pool, left)
 
     def rot(self, rng: Random) -> list[int]:
-        """Flips bits of settled pages that no prompt holds, and of copies in tiers; returns the former."""
+        """Flips bits of settled pages that no prompt holds, of copies in tiers and of an embedding.
+
+        Returns the pages.
+        """
         flip_bits(rng, self._slots, range(self._slots.num_pages))
         self._disk.rot(rng)
+        if self._vision is not None:
+            self._vision.rot(Random(f"embeddings of {self.process.name} at {asyncio.get_running_loop().time()}"))
         return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED, Owner.PINNED)))
 
     def _listen(self, metadata: bytes, granted_lease_s: float | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any, cast
 
 import torch
@@ -110,6 +111,13 @@ class SimWorkerVision:
         if num_bytes != self.store.num_bytes or num_bytes > self.store.max_bytes:
             message = f"{self._name}: images of {num_bytes} bytes, counted {self.store.num_bytes}"
             raise Violation("I5", f"{message}, of {self.store.max_bytes}")
+
+    def rot(self, rng: Random) -> None:
+        """Flips a bit of one held embedding, of a worker that computes with them."""
+        made = [item.rows for item in self.store._held.values() if item.rows is not None]
+        if made:
+            data = rng.choice(made).layers.view(torch.uint8).flatten()
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
     def left(self) -> dict[str, int]:
         """What an idle worker must not have, by name."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, cast
 
-from baton.domain.errors import WorkerLost
+from baton.domain.errors import BatonError, WorkerLost
 from baton.domain.handoff import ExportEvent, ImportEvent, advance_import
 from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
@@ -323,6 +323,13 @@ class ComputesWithoutImages(MediaGate):
     def must_wait(self, request: EngineRequest, num_known: int) -> bool:
         super().must_wait(request, num_known)
         return False
+
+
+class ComparesNoEmbeddings(MediaGate):
+    """A step uses the embeddings that are held, whatever has become of them."""
+
+    def check(self, rows: Sequence[Row]) -> list[tuple[AttemptId, BatonError]]:
+        return []
 
 
 class KeepsRoomOfUploads(MediaReceiver):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from random import Random
 
 import pytest
 
@@ -10,7 +13,7 @@ from baton.worker.media import embedding_puller
 from simulation.checks.invariants import Violation
 from simulation.policies import PolicyClasses
 from simulation.run import run
-from simulation.scenario import Scenario
+from simulation.scenario import BEGIN_S, END_S, FaultPlan, Scenario, SimFaultKind
 from simulation.scenario_generator import generate_scenario
 from tests.simulation import planted_bugs
 
@@ -46,3 +49,23 @@ def test_a_puller_that_ignores_digests_is_found(monkeypatch: pytest.MonkeyPatch)
     found = find_violation(PolicyClasses())
     assert found is not None
     assert found.rule in ("crash", "I2"), str(found)
+
+
+def with_rotting_prefills(scenario: Scenario) -> Scenario:
+    """Bytes of pages and embeddings of all prefill workers flip, each a few times."""
+    rng = Random(f"embeddings rot {scenario.seed}")
+    rot = [
+        FaultPlan(SimFaultKind.ROT, rng.uniform(BEGIN_S, END_S), 2.0, worker)
+        for worker in scenario.prefills
+        for _ in range(6)
+    ]
+    return replace(scenario, faults=(*scenario.faults, *rot))
+
+
+def test_embeddings_that_rot_in_prefill_workers_are_compared():
+    """One seed shows what happens without the comparison; the same scenarios are good with it."""
+    scenarios = [with_rotting_prefills(one) for one in islice((one for one in image_scenarios() if one.digests), 3)]
+    found = [run(one, PolicyClasses(media_gate=planted_bugs.ComparesNoEmbeddings)).violation for one in scenarios]
+    assert {one.rule for one in found if one is not None} <= {"crash", "I2"}
+    assert any(found)
+    assert [run(one).violation for one in scenarios] == [None] * len(scenarios)

@@ -6,7 +6,7 @@ A request carries its spans to every worker. Page keys and positions follow from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 IDENTITY_BYTES = 16
@@ -58,6 +58,17 @@ class MediaSpan:
     def end(self) -> int:
         """One past the last token."""
         return self.first + self.num_tokens
+
+
+def shown_spans(media: Sequence[MediaSpan], start: int, end: int) -> Iterator[tuple[MediaSpan, int, int]]:
+    """The spans among the tokens [start, end), each with those of its tokens that are: [first, last).
+
+    `media` in order: behind its last span this costs one comparison.
+    """
+    for span in media if media and media[-1].end > start else ():
+        first, last = max(start, span.first), min(end, span.end)
+        if first < last:
+            yield span, first, last
 
 
 @dataclass(frozen=True, slots=True)

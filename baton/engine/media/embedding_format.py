@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -9,6 +10,7 @@ import torch
 
 from baton.domain.fingerprint import digest_of
 from baton.engine.media.exported_embedding import ExportedEmbedding
+from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.model.vision.embedding import MediaEmbedding
 
 KIND = "embeddings"
@@ -47,9 +49,14 @@ class EmbeddingFormat:
         data = bytearray(layers.view(torch.uint8).flatten().numpy().tobytes())
         return ExportedEmbedding.settle(len(embedding.rows), data)
 
-    def from_bytes(self, data: bytearray, num_rows: int, device: torch.device) -> MediaEmbedding:
-        """The embedding of `num_rows` rows, on `device`. Raises `ValueError` for another number of bytes."""
+    def from_bytes(
+        self, data: bytearray, digests: Sequence[int], num_rows: int, device: torch.device
+    ) -> SettledEmbedding:
+        """The embedding of `num_rows` rows, on `device`, which keeps `digests`: of each part of `data`.
+
+        Raises `ValueError` for another number of bytes.
+        """
         if num_rows < 1 or len(data) != num_rows * self.row_bytes:
             raise ValueError(f"{len(data)} bytes for {num_rows} rows of {self.row_bytes}")
         layers = torch.frombuffer(data, dtype=self._torch_dtype).view(1 + self.depth, num_rows, self.hidden).to(device)
-        return MediaEmbedding(layers[0], tuple(layers[1:]))
+        return SettledEmbedding.of(layers, tuple(digests))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from baton.domain.errors import BatonError, Broken
+from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.engine.media.store import HeldMedia, MediaKey, MediaStore
 from baton.model.vision.embedding import MediaEmbedding
 from baton.model.vision.tower import VisionTower, WrongRowCount
@@ -16,7 +17,7 @@ from baton.telemetry.logs import get_logger
 
 Inputs = Mapping[str, torch.Tensor]
 Held = HeldMedia[Inputs, Any]
-Images = MediaStore[Inputs, MediaEmbedding]
+Images = MediaStore[Inputs, SettledEmbedding]
 
 log = get_logger()
 
@@ -28,9 +29,9 @@ class MediaEncoder:
         self,
         tower: VisionTower,
         store: MediaStore[Inputs, Any],
-        settle: Callable[[MediaEmbedding], object] = lambda embedding: embedding,
+        settle: Callable[[MediaEmbedding], object] = SettledEmbedding.settle,
     ) -> None:
-        """`settle`: makes of an embedding what the store keeps."""
+        """`settle`: makes of an embedding what the store keeps, with digests."""
         self._tower = tower
         self._store = store
         self._settle = settle

@@ -12,7 +12,7 @@ import torch
 
 from baton.domain.errors import Broken
 from baton.domain.media.positions import axis_positions, has_axes, position_offset
-from baton.domain.media.span import MediaSpan
+from baton.domain.media.span import MediaSpan, shown_spans
 from baton.engine.batch import Row
 from baton.model.to_device import int64_tensor
 from baton.model.vision.embedding import Embeds, MediaEmbedding
@@ -92,8 +92,6 @@ def _shown(rows: Sequence[Row]) -> Iterator[tuple[int, MediaSpan, int, int]]:
     at = 0
     for row in rows:
         start, end = row.start, row.start + len(row.tokens)
-        for span in row.media if row.media and row.media[-1].end > start else ():
-            first, last = max(start, span.first), min(end, span.end)
-            if first < last:
-                yield at + first - start, span, first, last
+        for span, first, last in shown_spans(row.media, start, end):
+            yield at + first - start, span, first, last
         at += end - start

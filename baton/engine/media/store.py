@@ -133,6 +133,12 @@ class MediaStore(Generic[Inputs, Rows]):
         if not salts:
             del self._salts[key[1]]
 
+    def drop_rows(self, identity: bytes, rows: Rows) -> None:
+        """Forgets the images whose embedding is exactly `rows`, pinned or not."""
+        for salt in [*self._salts.get(identity, ())]:
+            if self._held[salt, identity].rows is rows:
+                self.drop((salt, identity))
+
     def pin(self, id: PinHolder, keys: Iterable[MediaKey]) -> None:
         """Keeps those of `keys` that are held until `unpin`. Adds to earlier ones of the same holder."""
         pinned = self._pinned.setdefault(id, set())

@@ -22,8 +22,8 @@ from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.media.embedding_format import EmbeddingFormat
 from baton.engine.media.exported_embedding import PART_BYTES, part_digests
+from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.kv.page_tags import PageTag
-from baton.model.vision.embedding import MediaEmbedding
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.codec import error_from_rpc
 from baton.rpc.gen import encode_pb2, prefill_pb2
@@ -45,9 +45,9 @@ class EmbeddingLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PulledEmbedding:
-    """An embedding whose parts all had their digests."""
+    """An embedding whose parts all had their digests, which it keeps."""
 
-    embedding: MediaEmbedding
+    embedding: SettledEmbedding
     num_rows: int
     grid: MediaGrid | None
 
@@ -161,7 +161,9 @@ class EmbeddingPuller:
         finally:
             call.cancel()
         try:
-            embedding = await asyncio.to_thread(self._format.from_bytes, data, found.num_rows, self._device)
+            embedding = await asyncio.to_thread(
+                self._format.from_bytes, data, found.digests, found.num_rows, self._device
+            )
         except (RuntimeError, ValueError, MemoryError) as error:  # of torch, as on a device without memory
             raise EmbeddingLost(f"no tensor can be made of it: {repr(error)[:200]}") from None
         grid = MediaGrid(found.grid_height, found.grid_width) if found.grid_height else None

@@ -47,7 +47,7 @@ PROGRAM = "tests.exactness.vision.rotting_encode"
 
 @dataclass
 class RottingCluster(Cluster):
-    """A cluster whose encode worker has faulty memory once the file `trigger` exists."""
+    """A cluster whose encode worker has faulty memory once the file `trigger` exists, its prefill worker by another."""
 
     mode: str = ""
 
@@ -55,10 +55,15 @@ class RottingCluster(Cluster):
     def trigger(self) -> Path:
         return self.directory / "rot"
 
+    @property
+    def held_trigger(self) -> Path:
+        return self.directory / "rot-held"
+
     def spawn(self, name: str, words: list[str], log: Path) -> ForkedProcess:
-        if not name.startswith("encode"):
+        if not name.startswith(("encode", "prefill")):
             return super().spawn(name, words, log)
-        words = [self.mode, str(self.trigger), *words]
+        is_encode = name.startswith("encode")
+        words = [*((self.mode, str(self.trigger)) if is_encode else ("held", str(self.held_trigger))), *words]
         return shared_fork_server().spawn(name, words, log, self.environment, PROGRAM)
 
 
@@ -169,6 +174,21 @@ def test_an_encoder_that_is_killed_while_it_encodes_changes_no_token(world: Worl
     world.check((BEFORE, picture("black"), ASKED))
     assert (pulled_bytes(world, "nixl") > before) is uses_nixl(world)
     assert media(world, "encode-0", "exported") >= 1
+    eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")
+
+
+def test_embeddings_that_rot_where_they_are_held_change_no_token(world: World) -> None:
+    """Every second one that the prefill worker takes. The one before is shown again, from its memory."""
+    cluster = world.cluster
+    assert isinstance(cluster, RottingCluster)
+    before = cluster.metric("prefill-0", "baton_integrity_failures_total", kind="embedding")
+    cluster.held_trigger.touch()
+    for seed in range(3):
+        shown = picture(f"hsl({20 + 100 * seed}, 80%, 40%)")
+        world.check((BEFORE, shown, ASKED))
+        world.check((ASKED, shown, BEFORE))
+    cluster.held_trigger.unlink()
+    assert cluster.metric("prefill-0", "baton_integrity_failures_total", kind="embedding") - before >= 3
     eventually(lambda: cluster.busy_pages() == 0, 20.0, "all pages free")
 
 

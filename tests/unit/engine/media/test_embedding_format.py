@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton.engine.media.embedding_format import EmbeddingFormat
 from baton.engine.media.exported_embedding import PART_BYTES, part_digests, split_parts
+from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.model.vision.embedding import MediaEmbedding
 
 CPU = torch.device("cpu")
@@ -22,7 +23,10 @@ def test_an_embedding_comes_back_bit_for_bit(num_rows: int, hidden: int, depth: 
     rows, *deep = (torch.randn(num_rows, hidden).to(getattr(torch, dtype)) for _ in range(1 + depth))
     exported = shape.to_bytes(MediaEmbedding(rows, tuple(deep)))
     assert len(exported.data) == num_rows * shape.row_bytes
-    found = shape.from_bytes(bytearray(exported.data), num_rows, CPU)
+    found = shape.from_bytes(bytearray(exported.data), exported.digests, num_rows, CPU)
+    assert found.is_intact(0, num_rows), "the digests of the worker that made it"
+    settled = SettledEmbedding.settle(MediaEmbedding(rows, tuple(deep)))
+    assert settled.digests == exported.digests
     for one, other in zip((rows, *deep), (found.rows, *found.deep), strict=True):
         assert torch.equal(one, other)
 
@@ -31,7 +35,7 @@ def test_an_embedding_comes_back_bit_for_bit(num_rows: int, hidden: int, depth: 
 def test_other_numbers_of_bytes_are_refused(num_rows: int):
     shape = EmbeddingFormat(4, 1, "float32")
     with pytest.raises(ValueError, match="bytes for"):
-        shape.from_bytes(bytearray(3 * shape.row_bytes), num_rows, CPU)
+        shape.from_bytes(bytearray(3 * shape.row_bytes), (0,), num_rows, CPU)
 
 
 @given(st.data())

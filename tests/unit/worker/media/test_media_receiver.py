@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import BatonError, InvalidRequest, LinkBroken, Overloaded
 from baton.domain.media.identity import media_identity
+from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.engine.media.store import MediaStore
 from baton.model.vision.embedding import MediaEmbedding
 from baton.model.vision.image_processor import PreparedImage
@@ -339,7 +340,7 @@ def from_encoder(**fields: Any) -> list[pb.PutMediaRequest]:
     return [pb.PutMediaRequest(header=made)]
 
 
-PULLED = PulledEmbedding(MediaEmbedding(torch.ones(4, 2)), 4, None)
+PULLED = PulledEmbedding(SettledEmbedding.settle(MediaEmbedding(torch.ones(4, 2))), 4, None)
 
 
 async def test_an_embedding_is_pulled_once_and_no_byte_is_asked_for():
