@@ -134,16 +134,18 @@ class LocalPair:
         stop: StopParams,
         prompt_logprobs: int | None = None,
         media: tuple[MediaSpan, ...] = (),
+        emitted: tuple[int, ...] = (),
     ) -> AttemptId | None:
         """Starts a request; None while decode has no room. Raises `ContextOverflow` for one that can never fit.
 
-        `media`: spans of the prompt, whose embeddings the pair was given.
+        `media`: spans of the prompt, whose embeddings the pair was given. `emitted`: tokens of an earlier attempt.
         """
         id = AttemptId(RequestId(uuid.uuid4().hex), 1)
-        request = EngineRequest(id, prompt, len(prompt), sampling, stop, prompt_logprobs=prompt_logprobs, media=media)
+        tokens = prompt + emitted
+        request = EngineRequest(id, tokens, len(prompt), sampling, stop, prompt_logprobs=prompt_logprobs, media=media)
         reply: DirectReply[Reserved | Busy] = DirectReply()
-        keys = tuple(page_keys(prompt, self._page_size, "", media))
-        self._decode_mailbox.put(Reserve(id, len(prompt), keys, NO_DEADLINE_S, reply))
+        keys = tuple(page_keys(tokens, self._page_size, "", media))
+        self._decode_mailbox.put(Reserve(id, len(tokens), keys, NO_DEADLINE_S, reply))
         self.decode.turn()
         if isinstance(reply.answer, BatonError):
             raise reply.answer

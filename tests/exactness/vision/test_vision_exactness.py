@@ -6,6 +6,7 @@ The pair has the real loops, schedulers and caches of both workers and copies pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from transformers import GenerationConfig
 
 from baton.domain.request import SamplingParams, StopParams
+from baton.engine.media.embedding_format import EmbeddingFormat
+from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.vision.embedding import MediaEmbedding
@@ -47,11 +50,11 @@ def embeddings(model: LoadedModel, chats: list[Chat]) -> dict[bytes, MediaEmbedd
     return found
 
 
-def served_tokens(pair: LocalPair, chats: list[Chat]) -> list[list[int]]:
-    """All chats at once."""
+def served_tokens(pair: LocalPair, chats: list[Chat], emitted: Sequence[Sequence[int]] = ()) -> list[list[int]]:
+    """All chats at once. `emitted`: what an earlier attempt of each has emitted."""
     order = []
-    for chat in chats:
-        id = pair.submit(tuple(chat.ids), GREEDY, STOP, media=tuple(chat.media))
+    for chat, before in zip(chats, emitted or [()] * len(chats), strict=True):
+        id = pair.submit(tuple(chat.ids), GREEDY, STOP, media=tuple(chat.media), emitted=tuple(before))
         assert id is not None
         order.append(id)
     tokens: dict[object, list[int]] = {id: [] for id in order}
@@ -87,6 +90,35 @@ def test_chats_with_images_get_the_models_own_tokens(decoder: DecoderChoice, wor
         activity = pair.prefill.load().activity
         assert activity is not None
         assert activity.num_cached_tokens >= sum((len(chat.ids) - 1) // PAGE_SIZE * PAGE_SIZE for chat in chats)
+
+
+def test_replays_with_embeddings_of_an_encode_worker(world: tuple[str, Path, Any]) -> None:
+    """Both workers are new, as if the others had been killed behind some tokens; then their caches are warm.
+
+    The embeddings come as an encode worker gives them: as bytes, with digests.
+    """
+    name, directory, whole = world
+    chats = make_chats(FAMILIES[name])
+    expected = [own_tokens(whole, chat) for chat in chats]
+    model = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, vision=True)
+    source = {identity: pulled(model, made) for identity, made in embeddings(model, chats).items()}
+    for budget, num_emitted in ((16, 1), (64, 4), (ALL, NUM_NEW_TOKENS - 1)):
+        pair = LocalPair(model, PairLimits(token_budget=budget), source)
+        before, behind = [one[:num_emitted] for one in expected], [one[num_emitted:] for one in expected]
+        assert served_tokens(pair, chats, before) == behind
+        assert served_tokens(pair, chats, before) == behind, "with warm caches"
+        assert served_tokens(pair, chats) == expected, "the whole answer, behind pages of the replay"
+    assert all(one.is_intact(0, len(one.rows)) for one in source.values())
+
+
+def pulled(model: LoadedModel, made: MediaEmbedding) -> SettledEmbedding:
+    """An embedding on its way from an encode worker: no bit of it changes."""
+    assert model.tower is not None
+    shape = EmbeddingFormat(model.tower.hidden_size, model.tower.depth, model.config.dtype)
+    sent = shape.to_bytes(made)
+    found = shape.from_bytes(bytearray(sent.data), sent.digests, sent.num_rows, made.rows.device)
+    assert all(map(torch.equal, (found.rows, *found.deep), (made.rows, *made.deep)))
+    return found
 
 
 def test_red_then_blue(world: tuple[str, Path, Any]) -> None:
