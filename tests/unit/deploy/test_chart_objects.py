@@ -137,9 +137,11 @@ def test_worker_ports_are_open_to_routers_and_workers_only(values):
             allowed = {name for peer in peers for name in selected(objects, peer)}
             assert all(peers)
             if role == "encode":
-                assert (ports, allowed) == ({"grpc"}, callers - {"decode"})
-            else:
+                assert (ports, allowed) in (({"grpc"}, callers - {"decode"}), (set(), {"prefill"}))
+            elif ports:
                 assert allowed == (callers if ports == {"grpc"} else callers - {"router"})
+            else:
+                assert allowed - {"encode"} == callers - {"router"}
     assert [not rule.get("from") for rule in policies["router"]["spec"]["ingress"]] == [True, False]
 
 
@@ -168,6 +170,33 @@ def test_other_worker_ports_open_only_where_nixl_may_be_used(values, opened):
     policies = named(render(values), "NetworkPolicy").values()
     rules = [rule for each in policies if component(each) in workers(values) for rule in each["spec"]["ingress"]]
     assert any("ports" not in rule for rule in rules) is opened
+
+
+@pytest.mark.parametrize(
+    ("setting", "opened"),
+    [
+        ("workerSettings.transport=nixl", {"prefill": {"prefill", "decode", "encode"}, "encode": {"prefill"}}),
+        ("encode.settings.transport=nixl", {"encode": {"prefill"}}),
+        ("workerSettings.transport=stream", {}),
+    ],
+)
+def test_embeddings_pass_between_prefill_and_encode_where_nixl_may(setting, opened):
+    """On any port: UCX chooses its own. Both ways, since each side of a link answers the other."""
+    objects = render("values.yaml", "--set", f"encode.enabled=true,{setting}")
+    found = {}
+    for policy in named(objects, "NetworkPolicy").values():
+        for rule in policy["spec"]["ingress"]:
+            if "ports" not in rule and component(policy) in ("prefill", "encode"):
+                peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
+                found[component(policy)] = {name for peer in peers for name in selected(objects, peer)}
+    assert found == opened
+
+
+def test_encode_workers_may_have_rdma_devices():
+    sets = "encode.enabled=true,encode.rdma.resource=rdma/ib,encode.rdma.netDevices=mlx5_0:1"
+    (made,) = services(render("values.yaml", "--set", sets))["encode"]["spec"]["template"]["spec"]["containers"]
+    assert made["resources"]["limits"]["rdma/ib"] == 1
+    assert {"name": "UCX_NET_DEVICES", "value": "mlx5_0:1"} in made["env"]
 
 
 @pytest.mark.parametrize(("values", "scaled"), [(MANY_NODES, {"router", "prefill", "decode"}), (IMAGES, {"encode"})])
