@@ -34,7 +34,8 @@ from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.order import RowOrder
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler

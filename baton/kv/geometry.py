@@ -3,6 +3,8 @@
     for each head group: for each attention layer: K[heads of the group][slot][dim] V[heads of the group][slot][dim]
     replicated part: latent layers [slot][rank + rope_dim] | draft layers | 8-bit scales | tail
     zeros up to a multiple of 4 KiB
+    window part: for each layer with a sliding window: K[heads][slot][dim] V[heads][slot][dim]
+    zeros up to a multiple of 4 KiB
 
 One head group is page-major across layers (HND inside a layer), as many groups as KV heads is head-major. A group is a
 contiguous range, so that ranks of tensor parallelism can each give or take theirs. The replicated part has the layers
@@ -10,15 +12,19 @@ of multi-head latent attention (MLA). Zeros are never written again, so equal pa
 
 Pages of int8 hold each head's K and V of a token as bytes with a float32 scale. The scales follow the order of the
 layers: for each, K [heads][slot], V [heads][slot].
+
+A model has a window part if some of its layers, not all, have a sliding window. It comes last, so that all that a page
+far before the end of a sequence is read for is one range. Pages of int8 and of several head groups have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.fingerprint import PAGE_FORMAT, digest_of
+from baton.domain.ids import PageId
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INT8 = "int8"
@@ -92,14 +98,16 @@ CacheLayer = LayerGeometry | LatentGeometry
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
-    """Layers that share pages. `window`: positions that they attend to; None: all.
+    """Layers that share pages.
 
     - `head_groups`: contiguous parts that a page is cut into by KV heads. It divides every layer's `num_kv_heads`.
     - `draft_layers`: layers of a drafter, whole in the replicated part.
     - `scale_bytes`: bytes a page for the scales of 8-bit values.
     - `tail_elements`: elements a page for the features of the last filled slot.
+    - `window_layers`: numbers of the layers in the window part, ascending. `window`: positions that the widest of them
+      attends to; None: there is no window part.
 
-    Raises `ValueError` for head groups that do not divide the heads.
+    Raises `ValueError` for head groups that do not divide the heads, and for a window part beside what excludes one.
     """
 
     name: str
@@ -109,8 +117,11 @@ class PageGroup:
     draft_layers: tuple[LayerGeometry, ...] = ()
     scale_bytes: int = 0
     tail_elements: int = 0
+    window_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.window_layers and (self.window is None or self.head_groups > 1 or self.scale_bytes):
+            raise ValueError("a window part needs a window, one head group and no scales")
         for layer in self.attention_layers:
             if self.head_groups < 1 or layer.num_kv_heads % self.head_groups:
                 raise ValueError(
@@ -119,13 +130,18 @@ class PageGroup:
 
     @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
-        """The layers whose KV heads lie in the head groups."""
+        """The layers with KV heads: those in the head groups, and those of the window part."""
         return tuple(layer for layer in self.layers if isinstance(layer, LayerGeometry))
 
     @property
     def sharded_elements_per_token(self) -> int:
         """Elements a token in all head groups together."""
-        return sum(layer.num_elements_per_token for layer in self.attention_layers)
+        return sum(layer.num_elements_per_token for layer in self.attention_layers) - self.window_elements_per_token
+
+    @property
+    def window_elements_per_token(self) -> int:
+        """Elements a token in the window part."""
+        return sum(self.layers[number].num_elements_per_token for number in self.window_layers)
 
     @property
     def replicated_elements_per_token(self) -> int:
@@ -137,6 +153,8 @@ class PageGroup:
         """The group as short text that names or digests every field but `head_groups`."""
         layers = (str(layer) for layer in (*self.layers, "draft", *self.draft_layers))
         window = "all positions" if self.window is None else f"window {self.window}"
+        if self.window_layers:  # else the text is that of workers without window parts
+            window += f" in layers {','.join(map(str, self.window_layers))}"
         shape = digest_of((*layers, str(self.scale_bytes), str(self.tail_elements)))
         return f"{self.name}, {window}, {len(self.layers)} layers, digest {shape}"
 
@@ -173,8 +191,16 @@ class KVGeometry:
         if group.draft_layers or group.tail_elements:
             raise ValueError("draft layers have no scales")
         num_scales = 2 * self.page_size * sum(layer.num_kv_heads for layer in group.layers)
-        groups = (replace(group, scale_bytes=num_scales * SCALE_BYTES),)
-        return replace(self, groups=groups, kv_dtype=INT8)
+        whole = self.without_window_part().group
+        return replace(self, groups=(replace(whole, scale_bytes=num_scales * SCALE_BYTES),), kv_dtype=INT8)
+
+    def with_window_part(self, window: int, layers: tuple[int, ...]) -> KVGeometry:
+        """The same layers, those with the numbers `layers` in a window part. `window`: of the widest."""
+        return replace(self, groups=(replace(self.group, window=window, window_layers=layers),))
+
+    def without_window_part(self) -> KVGeometry:
+        """The same layers, all in the head groups."""
+        return replace(self, groups=(replace(self.group, window=None, window_layers=()),))
 
     @property
     def element_bytes(self) -> int:
@@ -205,7 +231,8 @@ class KVGeometry:
     @property
     def draft_offset(self) -> int:
         """Elements of a page before its draft layers: head groups and latent layers."""
-        return sum(layer.num_elements_per_token for layer in self.layers) * self.page_size
+        num_elements = sum(layer.num_elements_per_token for layer in self.layers)
+        return (num_elements - self.group.window_elements_per_token) * self.page_size
 
     @property
     def tail_offset(self) -> int:
@@ -215,13 +242,23 @@ class KVGeometry:
     @property
     def num_bytes_per_token(self) -> int:
         """Bytes of a token's values, without scales and what pages are padded with."""
-        group = self.group
-        return (group.sharded_elements_per_token + group.replicated_elements_per_token) * self.element_bytes
+        return self._num_leading_bytes_per_token + self.group.window_elements_per_token * self.element_bytes
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, a multiple of `PAGE_ALIGNMENT`."""
+        num_bytes = self.group.window_elements_per_token * self.page_size * self.element_bytes
+        return self.window_start + ceil_div(num_bytes, PAGE_ALIGNMENT) * PAGE_ALIGNMENT
+
+    @property
+    def window_start(self) -> int:
+        """Bytes of a page before its window part; the whole page if it has none."""
         return ceil_div(self._num_used_bytes, PAGE_ALIGNMENT) * PAGE_ALIGNMENT
+
+    @property
+    def num_leading_parts(self) -> int:
+        """Parts of a page before its window part."""
+        return len(self.part_ends) - bool(self.group.window_layers)
 
     @property
     def group_stride(self) -> int:
@@ -230,15 +267,16 @@ class KVGeometry:
 
     @property
     def part_ends(self) -> tuple[int, ...]:
-        """Ends of a page's parts in bytes: head groups, then the replicated part if it is not empty.
+        """Ends of a page's parts in bytes: head groups, the replicated part and the window part if they are not empty.
 
-        The last part includes the padding, so the parts cover the page.
+        A part includes the padding behind it, so the parts cover the page.
         """
         group, group_bytes = self.group, self.group_stride * self.element_bytes
         ends = [group_bytes * number for number in range(1, group.head_groups + 1) if group_bytes]
         if not ends or self._num_used_bytes > ends[-1]:
-            ends.append(self.page_bytes)
-        return (*ends[:-1], self.page_bytes)
+            ends.append(self.window_start)
+        leading = (*ends[:-1], self.window_start)
+        return (*leading, self.page_bytes) if group.window_layers else leading
 
     def layer_offsets(self) -> list[tuple[int, int]]:
         """Element offsets of each layer's K and V in a page: in its first head group, or in the replicated part."""
@@ -272,21 +310,70 @@ class KVGeometry:
     @property
     def _first_scale_byte(self) -> int:
         """Scales begin at a multiple of their size, behind all layers."""
-        num_bytes = self.num_bytes_per_token * self.page_size
+        num_bytes = self._num_leading_bytes_per_token * self.page_size
         return ceil_div(num_bytes, SCALE_BYTES) * SCALE_BYTES if self.group.scale_bytes else num_bytes
 
     @property
+    def _num_leading_bytes_per_token(self) -> int:
+        """Bytes of a token's values before the window part."""
+        group = self.group
+        return (group.sharded_elements_per_token + group.replicated_elements_per_token) * self.element_bytes
+
+    @property
     def _num_used_bytes(self) -> int:
+        """Bytes before the window part, without padding."""
         group = self.group
         return self._first_scale_byte + group.scale_bytes + group.tail_elements * self.element_bytes
 
     def _layer_offsets(self) -> Iterator[tuple[int, int]]:
         at, latent_at = 0, self.group.sharded_elements_per_token * self.page_size
-        for layer in self.layers:
+        window_at = self.window_start // self.element_bytes
+        for number, layer in enumerate(self.layers):
             if isinstance(layer, LatentGeometry):
                 yield latent_at, latent_at
                 latent_at += layer.num_elements_per_token * self.page_size
                 continue
+            if number in self.group.window_layers:
+                yield window_at, window_at + layer.num_kv_heads * layer.k_head_dim * self.page_size
+                window_at += layer.num_elements_per_token * self.page_size
+                continue
             slots = layer.num_kv_heads // self.group.head_groups * self.page_size
             yield at, at + slots * layer.k_head_dim
             at += slots * (layer.k_head_dim + layer.v_head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class PageWindow:
+    """The widest window, in tokens, over pages of `page_size` slots. `num_parts`: of a page before its window part.
+
+    In layers with a window a token at position q attends to keys at positions k with q - window < k <= q. Pages that
+    end before that are read by layers without a window only, in this step and in all later ones.
+    """
+
+    num_tokens: int
+    page_size: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, geometry: KVGeometry) -> PageWindow | None:
+        """The window of pages with a window part; None for all others."""
+        window = geometry.group.window
+        return None if window is None else cls(window, geometry.page_size, geometry.num_leading_parts)
+
+    def first_page(self, position: int) -> int:
+        """Number of the first page whose window part the token at `position`, or a later one, may read."""
+        return max(0, position - self.num_tokens + 1) // self.page_size
+
+    def num_usable(
+        self, pages: Sequence[PageId], is_windowless: Callable[[PageId], bool], next_position: int | None
+    ) -> int:
+        """Number of leading `pages` of a sequence that serve it as they are.
+
+        `next_position`: of the first token that is computed over them; None: the one behind the last of these pages.
+        """
+        num_pages, at = len(pages), len(pages) - 1
+        while at >= self.first_page(num_pages * self.page_size if next_position is None else next_position):
+            if is_windowless(pages[at]):
+                num_pages = at
+            at -= 1
+        return num_pages

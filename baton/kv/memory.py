@@ -74,6 +74,21 @@ def page_parts(content: memoryview, part_ends: Sequence[int]) -> list[memoryview
     return [content[start:end] for start, end in zip((0, *part_ends), part_ends, strict=False)]
 
 
+def write_leading(memory: PoolMemory, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
+    """Writes `contents`, all of one size, to the beginnings of `pages`; what is behind them stays."""
+    whole = not contents or len(contents[0]) == memory.page_bytes
+    views = None if whole else memory.host_views(pages)
+    if whole:
+        memory.write(pages, contents)
+    elif views is None:  # a device takes whole pages
+        kept = memory.read(pages)
+        joined = [bytes(new) + bytes(old[len(new) :]) for new, old in zip(contents, kept, strict=True)]
+        memory.write(pages, [memoryview(page) for page in joined])
+    else:
+        for view, content in zip(views, contents, strict=True):
+            view[: len(content)] = content
+
+
 def pool_extent(memory: PoolMemory) -> str:
     """Place of a pool for the log, `address:num_pages:page_bytes`; debuggers and fault injection read it."""
     return f"{memory.address:#x}:{memory.num_pages}:{memory.page_bytes}"

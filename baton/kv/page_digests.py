@@ -9,6 +9,9 @@ signed anew. The lifecycle of a page, one instance a pool:
 
 A page's digest is one number of 64 bits a part of the page (`baton.kv.geometry`), the first part lowest.
 
+A page is windowless if its window part (`baton.kv.geometry`) was not delivered with the rest. Its digest then covers
+that part as it lies, so that damage is found there too.
+
 A condemned page is neither matched nor announced. A page with two faults within `FAULT_WINDOW_S` is retired at its
 next release and never allocated again.
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from baton.domain.errors import Broken
@@ -87,6 +90,7 @@ class PageDigests:
         self._tags: dict[PageId, bytes] = {}
         self._faulted_at: dict[PageId, float] = {}
         self._worn: set[PageId] = set()  # retired when they are freed
+        self._windowless = bytearray(num_pages)
 
     def state(self, page: PageId) -> PageState:
         return _STATES[self._states[page]]
@@ -135,6 +139,15 @@ class PageDigests:
         """The kept tag of a page; None if it has none."""
         return self._tags.get(page)
 
+    def mark_windowless(self, pages: Iterable[PageId]) -> None:
+        """Tells that `pages` get no KV of layers with a sliding window, until they are freed. Idempotent."""
+        for page in pages:
+            self._windowless[page] = True
+
+    def is_windowless(self, page: PageId) -> bool:
+        """True if the page has no KV of layers with a sliding window."""
+        return bool(self._windowless[page])
+
     def condemn(self, page: PageId) -> None:
         """Forbids the use of a page until it is freed. Idempotent. Only the prefix cache and tests call this."""
         if self._states[page] == _RETIRED:
@@ -163,6 +176,7 @@ class PageDigests:
         """Forgets the digest of a page without holds. True if the page is retired. Only the pool calls this."""
         if self._tags:
             self._tags.pop(page, None)
+        self._windowless[page] = False
         if page in self._worn:
             self._states[page] = _RETIRED
             return True

@@ -50,15 +50,24 @@ class PageTable:
         """Pages that nothing else holds."""
         return self.cache.pool.num_held_once(self.pages)
 
+    @property
+    def can_continue(self) -> bool:
+        """True if the token behind the pages can be computed over them: no window reaches a windowless page."""
+        window, is_windowless = self.cache.window, self.cache.pool.digests.is_windowless
+        return window is None or window.num_usable(self.pages, is_windowless, None) == len(self.pages)
+
     def set_priority(self, priority: int) -> None:
         """Sets the request's priority, for the eviction of the pages that it uses."""
         self._priority = priority
         if not self._counts_hits:
             self.cache.raise_priority(self._keys, priority)
 
-    def match(self, keys: Sequence[PageKey]) -> int:
-        """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens."""
-        self.pages = self.cache.match(keys, self._hold)
+    def match(self, keys: Sequence[PageKey], next_position: int | None = None) -> int:
+        """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens.
+
+        `next_position`: see `PrefixCache.match`.
+        """
+        self.pages = self.cache.match(keys, self._hold, next_position)
         self._keys = list(keys[: len(self.pages)])
         self._counts_hits = bool(self._keys)
         return self.num_slots
@@ -142,8 +151,17 @@ class PageTable:
         """
         return self.cache.digests(self.pages[:num_pages])
 
-    def settle(self, digests: Sequence[int]) -> None:
-        """Settles the first pages, which are not cached and get their full bytes from a copy with `digests`."""
+    def windowless(self, num_pages: int) -> list[int]:
+        """Numbers of those of the first `num_pages` pages that have no window part."""
+        pages = enumerate(self.pages[:num_pages])
+        return [at for at, page in pages if self.cache.pool.digests.is_windowless(page)]
+
+    def settle(self, digests: Sequence[int], windowless: Sequence[int] = ()) -> None:
+        """Settles the first pages, which are not cached and get their full bytes from a copy with `digests`.
+
+        `windowless`: numbers of those whose copies have no window part.
+        """
+        self.cache.pool.digests.mark_windowless(self.pages[at] for at in windowless)
         for page, digest in zip(self.pages, digests, strict=False):
             self.cache.pool.digests.set(page, digest)
 

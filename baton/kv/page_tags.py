@@ -104,10 +104,14 @@ class TagVerifier:
         pairs = enumerate(zip(parts, split_tags([tag.tag]), strict=True))
         return all(self._fits(part, one, _bind(tag.identity, number)) for number, (part, one) in pairs)
 
-    def mismatches(self, memory: PoolMemory, pages: Sequence[PageId], tags: Sequence[PageTag]) -> list[int]:
-        """Positions in `pages` whose bytes do not fit their tag."""
+    def mismatches(
+        self, memory: PoolMemory, pages: Sequence[PageId], tags: Sequence[PageTag], num_parts: int | None = None
+    ) -> list[int]:
+        """Positions in `pages` whose bytes do not fit their tag. `num_parts`: of leading parts; None: of all."""
+        ends = memory.part_ends[:num_parts]
+        if num_parts is not None:
+            tags = [PageTag(tag.identity, tag.tag[: TAG_BYTES * num_parts]) for tag in tags]
         pairs = enumerate(zip(pages, tags, strict=True))
-        ends = memory.part_ends
         return [at for at, (page, tag) in pairs if not self.fits(page_parts(memory.read([page])[0], ends), tag)]
 
     def _fits(self, part: memoryview, tag: bytes, bound: bytes) -> bool:

@@ -23,6 +23,7 @@ from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
 from baton.kv.events.source import EventSource
 from baton.kv.eviction import EvictionPolicy, EvictionQueue, PageUse
+from baton.kv.geometry import PageWindow
 from baton.kv.page_digests import PageHasher, PageState
 from baton.kv.pages import Hold, Owner, PagePool
 
@@ -47,6 +48,7 @@ class PrefixCache:
         self.hasher = hasher
         self.events: EventSource | None = None  # set before the first page
         self.on_evict: Callable[[PageKey], None] | None = None  # while the page has its bytes
+        self.window: PageWindow | None = None  # set before the first page, if pages have a window part
         self._nodes: dict[PageKey, _Node] = {}
         self._leaves = EvictionQueue(policy)
         self._num_uses = 0
@@ -62,24 +64,40 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, keys: Sequence[PageKey], hold: Hold) -> list[PageId]:
-        """Cached pages of the longest prefix of `keys`, each held once for `hold`."""
+    def match(self, keys: Sequence[PageKey], hold: Hold, next_position: int | None = None) -> list[PageId]:
+        """Cached pages of the longest prefix of `keys` that can be used, each held once for `hold`.
+
+        `next_position`: of the first token that is computed over the sequence; None: the one behind the match. Windows
+        that reach to it need the window part of their pages (`PageWindow`).
+        """
         pages: list[PageId] = []
         for key in keys:
             node = self._nodes.get(key)
             if node is None:
                 break
             pages.append(node.page)
+        if self.window is not None:
+            del pages[self.window.num_usable(pages, self.pool.digests.is_windowless, next_position) :]
         self.touch(keys[: len(pages)])
         self.pool.hold(pages, hold)
         return pages
 
     def num_matching(self, keys: Sequence[PageKey]) -> int:
-        """Number of leading pages that are cached. Neither holds nor touches them.
+        """Number of leading pages that `match` finds. Neither holds nor touches them.
 
-        A page is cached only after those before it, so few of the keys are looked up.
+        A page is cached only after those before it, so few of the keys are looked up where pages have no window part.
         """
-        return bisect_left(keys, True, key=lambda key: key not in self._nodes)
+        num_cached = bisect_left(keys, True, key=lambda key: key not in self._nodes)
+        if self.window is None:
+            return num_cached
+        pages = [self._nodes[key].page for key in keys[:num_cached]]
+        return self.window.num_usable(pages, self.pool.digests.is_windowless, None)
+
+    def num_whole(self, pages: Sequence[PageId]) -> int:
+        """Number of leading `pages` that have all their parts, which any other worker can use."""
+        if self.window is None:
+            return len(pages)
+        return next((at for at, page in enumerate(pages) if self.pool.digests.is_windowless(page)), len(pages))
 
     def insert(
         self,
@@ -98,13 +116,14 @@ class PrefixCache:
         `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
         If that one was damaged, its duplicate and the pages behind it settle, do not enter, and the result is shorter
-        (`take_wrong`). `foreign`: the pages were not computed here.
+        (`take_wrong`). If that one lacks the window part that its duplicate has, the duplicate takes its place, or if
+        it is held, the result is shorter as well. `foreign`: the pages were not computed here.
         """
         self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
         size = len(tokens) // max(1, len(keys))
         for start, key, page in zip(itertools.count(0, size), keys, pages, strict=False):
-            if self._is_damaged(key, page):
+            if self._is_damaged(key, page) or self._is_held_windowless(key, page):
                 break
             new = _Node(page, parent, is_foreign=foreign)
             used.append(self._insert_one(key, new, hold, tokens[start : start + size]))
@@ -262,6 +281,23 @@ class PrefixCache:
         self._wrong[node.page] = None
         return True
 
+    def _lacks_window(self, key: PageKey, page: PageId) -> bool:
+        """True if `key` is cached without the window part that `page` has."""
+        node, digests = self._nodes.get(key), self.pool.digests
+        return node is not None and digests.is_windowless(node.page) and not digests.is_windowless(page)
+
+    def _is_held_windowless(self, key: PageKey, page: PageId) -> bool:
+        return self._lacks_window(key, page) and self._is_held(key)
+
+    def _replace(self, key: PageKey, page: PageId) -> PageId:
+        """Puts `page`, which has all parts, in the place of the unheld page of `key`, which is freed."""
+        node = self._nodes[key]
+        old, node.page = node.page, page
+        self._keys[old], self._keys[page] = None, key
+        self.pool.set_cached(page, True)
+        self.pool.set_cached(old, False)
+        return page
+
     def _insert_one(self, key: PageKey, new: _Node, hold: Hold, tokens: Sequence[int]) -> PageId:
         page, parent, node = new.page, new.parent, self._nodes.get(key)
         if node is None:
@@ -273,6 +309,8 @@ class PrefixCache:
             if self.events is not None:
                 self.events.stored(key, parent, tokens)
             return page
+        if self._lacks_window(key, page):
+            return self._replace(key, page)
         if node.page != page:
             self.pool.hold([node.page], hold)
             self.pool.drop([page], hold)

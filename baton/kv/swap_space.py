@@ -32,8 +32,12 @@ class SwapSpace:
             return None
         return tuple(self._free.pop() for _ in range(num_slots))
 
-    def keep(self, slots: Sequence[int], digests: Sequence[int]) -> None:
-        """Sets the digests of the pages that are copied into `slots`. `digests` may be empty: digests are off."""
+    def keep(self, slots: Sequence[int], digests: Sequence[int], windowless: Sequence[int] = ()) -> None:
+        """Sets the digests of the pages that are copied into `slots`. `digests` may be empty: digests are off.
+
+        `windowless`: positions of those of the pages that have no window part.
+        """
+        self._digests.mark_windowless(PageId(slots[at]) for at in windowless)
         for slot, digest in zip(slots, digests, strict=bool(digests)):
             self._digests.set(PageId(slot), digest)
 
@@ -41,6 +45,11 @@ class SwapSpace:
         """Digests of `slots`, in order; none if digests are off."""
         pages = [PageId(slot) for slot in slots]
         return [self._digests.digest(page) for page in pages if self._digests.is_settled(page)]
+
+    def kept(self, slots: Sequence[int], num_full: int) -> tuple[list[int], list[int]]:
+        """What moves with pages from `slots`: digests of the first `num_full`, and positions of windowless ones."""
+        windowless = [at for at, slot in enumerate(slots) if self._digests.is_windowless(PageId(slot))]
+        return self.digests(slots)[:num_full], windowless
 
     def is_intact(self, slots: Sequence[int]) -> bool:
         """True if the bytes in `slots` are those that were copied out, or digests are off."""

@@ -15,14 +15,18 @@ ClockFn = Callable[[], float]
 
 
 class ActivePull:
-    """Mutable state of a `Pull`. Movers add the bytes that have arrived to `num_bytes`."""
+    """Mutable state of a `Pull`. Movers add the bytes that have arrived to `num_bytes`.
 
-    __slots__ = ("_clock", "_ended", "_late", "_on_event", "_submitted_at", "deadline", "num_bytes", "pull")
+    `found`: see `PullEvent`, by position.
+    """
+
+    __slots__ = ("_clock", "_ended", "_late", "_on_event", "_submitted_at", "deadline", "found", "num_bytes", "pull")
 
     def __init__(self, pull: Pull, submitted_at: float, on_event: OnPullEvent, clock: ClockFn) -> None:
         self.pull = pull
         self.deadline = submitted_at + pull.deadline_s
         self.num_bytes = 0
+        self.found: dict[int, int] = {}
         self._submitted_at = submitted_at
         self._on_event = on_event
         self._clock = clock
@@ -69,7 +73,9 @@ class ActivePull:
 
     def _emit(self, outcome: PullOutcome, reason: str, corrupt: tuple[int, ...] = ()) -> None:
         seconds = self._clock() - self._submitted_at
-        self._on_event(PullEvent(self.pull, outcome, self.num_bytes, seconds, reason, corrupt))
+        complete = outcome in (PullOutcome.DONE, PullOutcome.CORRUPT)
+        found = tuple(self.found[at] for at in sorted(self.found)) if complete else ()
+        self._on_event(PullEvent(self.pull, outcome, self.num_bytes, seconds, reason, corrupt, found))
 
 
 def pull_problem(pull: Pull, num_local_pages: int, source: SourceInfo) -> str | None:

@@ -41,6 +41,7 @@ class Pull:
     """A read of `remote_pages` of a connected source into `local_pages`, pairwise.
 
     `digests` are those announced (`baton.kv.page_digests`), or None. `tags` None: the bytes are not authenticated.
+    `num_parts`: read only so many leading parts of each page; None: whole pages. Digests and tags are of all parts.
     """
 
     id: int
@@ -50,6 +51,18 @@ class Pull:
     digests: Sequence[int] | None
     deadline_s: float
     tags: Sequence[PageTag] | None = None
+    num_parts: int | None = None
+
+    def again(self, id: int, positions: Sequence[int]) -> Pull:
+        """The read of the pages at `positions` alone."""
+        remote, local = ([pages[at] for at in positions] for pages in (self.remote_pages, self.local_pages))
+        digests = None if self.digests is None else tuple([self.digests[at] for at in positions])
+        tags = None if self.tags is None else [self.tags[at] for at in positions]
+        return Pull(id, self.source, tuple(remote), tuple(local), digests, self.deadline_s, tags, self.num_parts)
+
+    def page_bytes(self, memory: PoolMemory) -> int:
+        """Bytes that are read of each page, from its start."""
+        return memory.page_bytes if self.num_parts is None else memory.part_ends[self.num_parts - 1]
 
 
 class PullOutcome(enum.Enum):
@@ -63,7 +76,11 @@ class PullOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullEvent:
-    """Event of a pull, `seconds` after `submit`. `corrupt`: positions in `local_pages` that did not match."""
+    """Event of a pull, `seconds` after `submit`. `corrupt`: positions in `local_pages` that did not match.
+
+    `found`: digests of all local pages as they are now, their unread parts included, after a pull of leading parts
+    whose announced digests were compared; else empty.
+    """
 
     pull: Pull
     outcome: PullOutcome
@@ -71,6 +88,7 @@ class PullEvent:
     seconds: float
     reason: str = ""
     corrupt: tuple[int, ...] = ()
+    found: tuple[int, ...] = ()
 
 
 OnPullEvent = Callable[[PullEvent], None]

@@ -13,7 +13,7 @@ import xxhash
 
 from baton.domain.ids import PageId
 from baton.kv.memory import PoolMemory, page_parts
-from baton.kv.page_digests import join_parts
+from baton.kv.page_digests import PART_BITS, join_parts
 from baton.kv.page_tags import TagVerifier
 from baton.transfer.base import Pull
 
@@ -51,12 +51,23 @@ def mismatches(memory: PoolMemory, pages: Sequence[PageId], digests: Sequence[in
     return [position for position, (found, wanted) in enumerate(pairs) if found != wanted]
 
 
-def wrong_positions(memory: PoolMemory, pull: Pull, part: slice, verifier: TagVerifier) -> list[int]:
-    """Positions in `pull`, of those in `part`, whose local bytes differ from their digest or do not fit their tag."""
-    pages = pull.local_pages[part]
-    wrong = set() if pull.digests is None else set(mismatches(memory, pages, pull.digests[part]))
+def wrong_positions(
+    memory: PoolMemory, pull: Pull, part: slice, verifier: TagVerifier, found: dict[int, int]
+) -> list[int]:
+    """Positions in `pull`, of those in `part`, whose local bytes differ from their digest or do not fit their tag.
+
+    Compares the parts that are read. `found` gets the digests of whole pages, by position, where not all of them are.
+    """
+    pages, wrong = pull.local_pages[part], set[int]()
+    if pull.digests is not None:
+        mask = -1 if pull.num_parts is None else (1 << PART_BITS * pull.num_parts) - 1
+        digests = digest_pages(memory, pages)
+        if pull.num_parts is not None:
+            found.update(enumerate(digests, part.start))
+        pairs = zip(digests, pull.digests[part], strict=True)
+        wrong |= {at for at, (is_now, wanted) in enumerate(pairs) if (is_now ^ wanted) & mask}
     if pull.tags is not None:
-        wrong |= set(verifier.mismatches(memory, pages, pull.tags[part]))
+        wrong |= set(verifier.mismatches(memory, pages, pull.tags[part], pull.num_parts))
     return [part.start + at for at in sorted(wrong)]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import PoolMemory
+from baton.kv.memory import PoolMemory, write_leading
 from baton.kv.page_tags import TagVerifier
 from baton.transfer.active_pull import ActivePull, ClockFn, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
@@ -152,11 +152,14 @@ class FakeMover:
 
     def _copy_pages(self, copy: _Copy) -> None:
         pull = copy.active.pull
-        self._memory.write(pull.local_pages, copy.link.source.memory.read(pull.remote_pages))
+        num_bytes = pull.page_bytes(self._memory)
+        contents = [page[:num_bytes] for page in copy.link.source.memory.read(pull.remote_pages)]
+        write_leading(self._memory, pull.local_pages, contents)
         if copy.fault.kind is PullFaultKind.CORRUPT:
             self._flip_bit(pull.local_pages[copy.fault.position])
-        copy.active.num_bytes = len(pull.local_pages) * self._memory.page_bytes
-        copy.active.complete(wrong_positions(self._memory, pull, slice(0, len(pull.local_pages)), self._verifier))
+        copy.active.num_bytes = len(pull.local_pages) * num_bytes
+        every = slice(0, len(pull.local_pages))
+        copy.active.complete(wrong_positions(self._memory, pull, every, self._verifier, copy.active.found))
 
     def _flip_bit(self, page: PageId) -> None:
         content = bytearray(self._memory.read([page])[0])

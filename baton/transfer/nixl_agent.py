@@ -105,13 +105,13 @@ class NixlAgent:
         with contextlib.suppress(*self._errors):
             self._agent.remove_remote_agent(name)
 
-    def local_pages(self, region: MemoryRegion) -> Any:
-        """Prepared list of this process's pages."""
-        return self._prepare(_LOCAL, region)
+    def local_pages(self, region: MemoryRegion, num_bytes: int) -> Any:
+        """Prepared list of the first `num_bytes` of each of this process's pages."""
+        return self._prepare(_LOCAL, region, num_bytes)
 
-    def remote_pages(self, peer: str, region: MemoryRegion) -> Any:
-        """Prepared list of a peer's pages. Fails for memory that the peer has not registered."""
-        return self._prepare(peer, region)
+    def remote_pages(self, peer: str, region: MemoryRegion, num_bytes: int) -> Any:
+        """Prepared list of the first `num_bytes` of a peer's pages. Fails for memory that it has not registered."""
+        return self._prepare(peer, region, num_bytes)
 
     def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Any:
         """Prepares a read of `remote_pages` into `local_pages`, pairwise; `post` starts it."""
@@ -141,9 +141,9 @@ class NixlAgent:
         """Drops the agent; peers that read from it see a disconnect. Release all its handles first."""
         self._agent = None
 
-    def _prepare(self, owner: str, region: MemoryRegion) -> Any:
+    def _prepare(self, owner: str, region: MemoryRegion, num_bytes: int) -> Any:
         # One strided row (address, length, device, stride, count) for any number of pages.
-        row = [region.address, region.page_bytes, region.device_id, region.page_bytes, region.num_pages]
+        row = [region.address, num_bytes, region.device_id, region.page_bytes, region.num_pages]
         with self._as_link_broken(f"{owner}: pages cannot be addressed"):
             return self._agent.prep_xfer_dlist(owner, np.array([row], np.uint64), region.kind.value, [_BACKEND])
 

@@ -19,7 +19,7 @@ import structlog
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import MemoryKind, PoolMemory
+from baton.kv.memory import PoolMemory
 from baton.kv.page_tags import TagVerifier
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import MemoryRegion, SourceInfo, region_of
@@ -48,8 +48,8 @@ class _Link:
 
     info: SourceInfo
     peer: str
-    pages: Any
-    kind: MemoryKind
+    region: MemoryRegion
+    pages: dict[int, Any]  # prepared lists, by the bytes that they have of a page
     num_reads: int = 0
     num_active_pulls: int = 0
     broken: str | None = None
@@ -108,8 +108,8 @@ class NixlMover:
         self._paths = paths
         self._agent = agent
         self._agent.register(self._region)
-        self._pages = self._agent.local_pages(self._region)
-        self._max_post_pages = max(1, MAX_POST_BYTES // self._region.page_bytes)
+        page_bytes = self._region.page_bytes
+        self._pages = {page_bytes: self._agent.local_pages(self._region, page_bytes)}  # as those of a link
         self._links: dict[WorkerId, _Link] = {}
         self._retired: list[_Link] = []
         self._transfers: list[_Transfer] = []
@@ -145,7 +145,8 @@ class NixlMover:
             region = MemoryRegion(
                 source.base_address, source.num_pages, source.page_bytes, metadata.device_id, metadata.kind
             )
-            return _Link(source, peer, self._agent.remote_pages(peer, region), metadata.kind)
+            pages = {region.page_bytes: self._agent.remote_pages(peer, region, region.page_bytes)}
+            return _Link(source, peer, region, pages)
         except LinkBroken:
             self._agent.remove_peer(peer)
             raise
@@ -153,8 +154,12 @@ class NixlMover:
     def _drop_drained(self) -> None:
         for link in [link for link in self._retired if link.num_active_pulls == 0]:
             self._retired.remove(link)
-            self._agent.release(link.pages)
-            self._agent.remove_peer(link.peer)
+            self._remove(link)
+
+    def _remove(self, link: _Link) -> None:
+        for pages in link.pages.values():
+            self._agent.release(pages)
+        self._agent.remove_peer(link.peer)
 
     def _break(self, link: _Link, reason: str) -> None:
         """Marks a link as unusable. A new `link` with new metadata replaces it."""
@@ -197,11 +202,11 @@ class NixlMover:
         for read in self._reads:
             self._agent.release(read.handle)
         for link in [*self._links.values(), *self._retired]:
-            self._agent.release(link.pages)
-            self._agent.remove_peer(link.peer)
-        self._agent.release(self._pages)
+            self._remove(link)
+        for pages in self._pages.values():
+            self._agent.release(pages)
         # Handles keep the agent alive, and a traceback may keep this mover.
-        self._reads, self._transfers, self._retired, self._pages = [], [], [], None
+        self._reads, self._transfers, self._retired, self._pages = [], [], [], {}
         self._links.clear()
         self._agent.close()
 
@@ -235,11 +240,11 @@ class NixlMover:
 
     def _post(self, transfer: _Transfer) -> None:
         pull, start = transfer.active.pull, transfer.next_position
-        stop = min(start + self._max_post_pages, len(pull.local_pages))
+        num_bytes = pull.page_bytes(self._memory)
+        stop = min(start + max(1, MAX_POST_BYTES // num_bytes), len(pull.local_pages))
         try:
-            handle = self._agent.read(
-                self._pages, pull.local_pages[start:stop], transfer.link.pages, pull.remote_pages[start:stop]
-            )
+            local, remote = self._prepared(transfer.link, num_bytes)
+            handle = self._agent.read(local, pull.local_pages[start:stop], remote, pull.remote_pages[start:stop])
         except LinkBroken as error:
             transfer.failure = str(error)
             self._break(transfer.link, transfer.failure)
@@ -251,6 +256,14 @@ class NixlMover:
         state = self._agent.post(handle)
         if not self._finish_read(read, state):
             self._reads.append(read)
+
+    def _prepared(self, link: _Link, num_bytes: int) -> tuple[Any, Any]:
+        """The prepared lists of the first `num_bytes` of local and of remote pages."""
+        if num_bytes not in self._pages:
+            self._pages[num_bytes] = self._agent.local_pages(self._region, num_bytes)
+        if num_bytes not in link.pages:
+            link.pages[num_bytes] = self._agent.remote_pages(link.peer, link.region, num_bytes)
+        return self._pages[num_bytes], link.pages[num_bytes]
 
     def _finish_read(self, read: _Read, state: ReadState) -> bool:
         """Records the state of a read; True if it ended."""
@@ -274,9 +287,10 @@ class NixlMover:
 
     def _record_read(self, read: _Read) -> None:
         transfer, pull = read.transfer, read.transfer.active.pull
-        transfer.active.num_bytes += (read.stop - read.start) * self._region.page_bytes
+        transfer.active.num_bytes += (read.stop - read.start) * pull.page_bytes(self._memory)
         if not transfer.active.late:
-            transfer.corrupt += wrong_positions(self._memory, pull, slice(read.start, read.stop), self._verifier)
+            part, found = slice(read.start, read.stop), transfer.active.found
+            transfer.corrupt += wrong_positions(self._memory, pull, part, self._verifier, found)
 
     def _update_path(self, link: _Link) -> None:
         """Records the path of a link's bytes after its first read: UCX has chosen its protocol then."""

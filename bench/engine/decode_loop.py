@@ -39,8 +39,8 @@ from baton.model.storage import PageStorage
 from baton.services.decode.commands import DecodeCommand
 from baton.services.decode.effects import DecodeEffect, OutwardEffect
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import Reserved, SealInfo
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits, Reserved, SealInfo
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.scheduler import DecodeScheduler

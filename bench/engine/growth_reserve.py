@@ -33,8 +33,8 @@ from baton.kv.swap_space import SwapSpace
 from baton.services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake
 from baton.services.decode.effects import DecodeEffect, EmitTokens
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import Reserved, SealInfo
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits, Reserved, SealInfo
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler

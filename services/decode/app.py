@@ -23,6 +23,7 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.overlap.page_fence import PageFence
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.kv.geometry import PageWindow
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.kv.swap_space import SwapSpace
@@ -32,7 +33,8 @@ from baton.rpc.server import RunningServer
 from baton.services.decode.commands import DecodeCommand
 from baton.services.decode.handoff_client import HandoffClient
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.outbox import DecodeOutbox
 from baton.services.decode.page_exports import PageExports
@@ -262,9 +264,10 @@ class _Worker:
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine
         page_size = engine.geometry.page_size
+        engine.cache.window = PageWindow.of(engine.geometry)
         limits = ImportLimits(
             page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s,
-            max_reservations=settings.max_reservations,
+            max_reservations=settings.max_reservations, window=engine.cache.window,
         )  # fmt: skip
         imports = ImportTable(engine.cache, limits)
         host = SwapSpace(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)

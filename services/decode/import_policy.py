@@ -108,12 +108,11 @@ class ImportPolicy:
         if self._scheduler.num_preempted:  # preempted rows come back before new ones
             self._imports.fence(id)
             return Busy(self._imports.num_reserved_pages), effects
-        reply = self._imports.reserve(id, num_tokens, keys, self._scheduler.num_rows, now, deadline_s)
+        num_rows = self._scheduler.num_rows
+        reply = self._imports.reserve(id, num_tokens, keys, num_rows, now, deadline_s, computes_prompt)
         if isinstance(reply, Reserved) and not self._can_grow(id, max_new_tokens):
             self._imports.abort(id)
             reply = Busy(self._imports.num_reserved_pages)
-        if computes_prompt and (kv_import := self._imports.get(id)) is not None:
-            kv_import.computes_prompt = True
         self._faults.on_reserved(id)
         return reply, effects
 

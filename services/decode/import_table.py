@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
@@ -29,28 +28,20 @@ from baton.kv.page_table import PageTable
 from baton.kv.page_tags import PageTag
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
-from baton.services.decode.kv_import import Busy, ImportedPrompt, KvImport, LocalPrompt, ProofKind, Reserved, SealInfo
+from baton.services.decode.kv_import import (
+    Busy,
+    ImportedPrompt,
+    ImportLimits,
+    KvImport,
+    LocalPrompt,
+    ProofKind,
+    Reserved,
+    SealInfo,
+)
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 
 _MAX_REMEMBERED = 4096
 """Requests whose newest attempt is remembered, to refuse older ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportLimits:
-    """Bounds of the imports of one worker. `max_reservations` None: only `max_rows` bounds them."""
-
-    page_size: int
-    max_rows: int
-    max_window_pages: int
-    pull_deadline_s: float
-    max_pull_attempts: int = 2
-    max_reservations: int | None = None
-
-    def has_row(self, num_rows: int, num_imports: int) -> bool:
-        """True if there is a row for a new reservation beside `num_rows` rows and `num_imports` imports."""
-        most = self.max_rows if self.max_reservations is None else self.max_reservations
-        return num_rows + num_imports < self.max_rows and num_imports < most
 
 
 class ImportTable:
@@ -86,22 +77,26 @@ class ImportTable:
         return kv_import.id if kv_import is not None and kv_import.id in self._imports else None
 
     def reserve(
-        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], num_rows: int, now: float, deadline_s: float
-    ) -> Reserved | Busy:
+        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], num_rows: int, now: float, deadline_s: float,
+        computes_prompt: bool = False,
+    ) -> Reserved | Busy:  # fmt: skip
         """Reserves a row, beside `num_rows` running ones, and the pages of `num_tokens` + 1 slots.
+
+        `computes_prompt`: the prompt is computed here behind its cached prefix, so windows reach into that.
 
         The same attempt gets the same reservation again. Raises `Superseded` for an attempt older than one seen and
         `ContextOverflow` for a prompt that never fits.
         """
         known = self._imports.get(id)
         if known is not None:
+            known.computes_prompt |= computes_prompt
             return Reserved(known.reservation_id, known.prefix_len)
         self.fence(id)
         size, total = self.limits.page_size, self._cache.pool.num_usable
         if ceil_div(num_tokens + 1, size) > total:
             raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
         table = PageTable(self._cache, size, "", Hold.RESERVED)
-        prefix_len = table.match(keys[: (num_tokens - 1) // size])
+        prefix_len = table.match(keys[: (num_tokens - 1) // size], None if computes_prompt else num_tokens)
         num_missing = table.num_missing(num_tokens + 1)
         has_row = self.limits.has_row(num_rows, len(self._imports))
         if not has_row or num_missing > self.num_reservable_pages:
@@ -110,7 +105,7 @@ class ImportTable:
         reservation_id = ReservationId(f"{id}#{next(self._numbers)}")
         self._imports[id] = KvImport(
             id, reservation_id, num_tokens, prefix_len, table, num_missing, now + deadline_s,
-            num_published=prefix_len // size,
+            computes_prompt=computes_prompt, num_published=prefix_len // size,
         )  # fmt: skip
         self.num_reserved_pages += num_missing
         return Reserved(reservation_id, prefix_len)
@@ -147,7 +142,7 @@ class ImportTable:
     def claim_local(self, reservation_id: ReservationId, request: EngineRequest) -> LocalPrompt | None:
         """Claims a reservation for a prompt that is computed here. The prompt takes all pages; the import ends."""
         kv_import = self._find_reserved(reservation_id, request)
-        if kv_import is None:
+        if kv_import is None or not kv_import.table.can_continue:
             return None
         self._allocate_pages(kv_import)
         kv_import.advance(ImportEvent.COMMIT)
@@ -178,13 +173,15 @@ class ImportTable:
         if digests is not None and len(digests) != len(pages):
             raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
         tags = None if tagged is None else kv_import.tags_of(chunk, self.limits.page_size, tagged)
-        local, window = kv_import.table.pages[first_page:end], self.limits.max_window_pages
-        for at in range(kv_import.num_published - first_page, len(pages), window):
-            part = slice(at, at + window)
+        local = kv_import.table.pages[first_page:end]
+        for read, num_parts in self.limits.reads(kv_import.num_published, end, kv_import.num_tokens):
+            part = slice(read.start - first_page, read.stop - first_page)
+            if num_parts is not None:
+                self._cache.pool.digests.mark_windowless(local[part])
             kv_import.queued_pulls.append(
                 self._make_pull(
                     kv_import, pages[part], local[part],
-                    digests[part] if digests else None, tags[part] if tags else None,
+                    digests[part] if digests else None, tags[part] if tags else None, num_parts,
                 )
             )  # fmt: skip
         kv_import.num_published = max(kv_import.num_published, end)
@@ -327,13 +324,13 @@ class ImportTable:
         local: Sequence[PageId],
         digests: Sequence[int] | None,
         tags: Sequence[PageTag] | None,
+        num_parts: int | None,
     ) -> Pull:
         assert kv_import.source is not None
-        for page in local:
-            kv_import.num_tries[page] = kv_import.num_tries.get(page, 0) + 1
+        kv_import.count_tries(local)
         return Pull(
             next(self._numbers), kv_import.source, tuple(remote), tuple(local),
-            None if digests is None else tuple(digests), self.limits.pull_deadline_s, tags,
+            None if digests is None else tuple(digests), self.limits.pull_deadline_s, tags, num_parts,
         )  # fmt: skip
 
     def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
@@ -355,30 +352,33 @@ class ImportTable:
         corrupt = set(event.corrupt)
         landed = [page for i, page in enumerate(event.pull.local_pages) if i not in corrupt]
         kv_import.proof.record_read(landed, now, matched=event.pull.digests is not None)
-        self._settle(kv_import, event.pull, corrupt)
+        self._settle(kv_import, event, corrupt)
         kv_import.num_pages += len(landed)
         if event.outcome is not PullOutcome.CORRUPT:
             return
-        again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
-        local = [event.pull.local_pages[i] for i in again]
-        kv_import.num_re_reads += len(local)
-        assert event.pull.digests is not None
-        remote = [event.pull.remote_pages[i] for i in again]
-        digests = [event.pull.digests[i] for i in again]
-        tags = None if event.pull.tags is None else [event.pull.tags[i] for i in again]
-        if any(kv_import.num_tries[page] >= self.limits.max_pull_attempts for page in local):
-            indices = map(kv_import.table.pages.index, local)
-            kv_import.suspects += map(Suspect, indices, remote, digests)
-            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests or tags, twice")
-        kv_import.queued_pulls.appendleft(self._make_pull(kv_import, remote, local, digests, tags))
+        again = event.pull.again(next(self._numbers), sorted(corrupt))
+        kv_import.num_re_reads += len(again.local_pages)
+        assert again.digests is not None
+        if any(kv_import.num_tries[page] >= self.limits.max_pull_attempts for page in again.local_pages):
+            indices = map(kv_import.table.pages.index, again.local_pages)
+            kv_import.suspects += map(Suspect, indices, again.remote_pages, again.digests)
+            num_pages = len(again.local_pages)
+            raise IntegrityFailure(f"{kv_import.id}: {num_pages} pages did not match their digests or tags, twice")
+        kv_import.count_tries(again.local_pages)
+        kv_import.queued_pulls.appendleft(again)
 
-    def _settle(self, kv_import: KvImport, pull: Pull, corrupt: Collection[int]) -> None:
-        """Keeps the announced digests of the pages that matched them. The row goes on writing a partial last page."""
+    def _settle(self, kv_import: KvImport, event: PullEvent, corrupt: Collection[int]) -> None:
+        """Keeps the digests of the pages that matched the announced ones. The row goes on writing a partial last page.
+
+        A windowless page settles with the digest that it has here, of which the leading parts were announced.
+        """
+        pull = event.pull
         if pull.digests is None:
             return
+        digests = pull.digests if pull.num_parts is None else event.found
         num_full = kv_import.num_tokens // self.limits.page_size
         partial = kv_import.table.pages[num_full : self._num_prompt_pages(kv_import)]
-        for i, (page, digest) in enumerate(zip(pull.local_pages, pull.digests, strict=True)):
+        for i, (page, digest) in enumerate(zip(pull.local_pages, digests, strict=True)):
             if i not in corrupt and page not in partial:
                 self._cache.pool.digests.set(page, digest)
 

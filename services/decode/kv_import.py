@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from baton.domain.errors import LinkBroken
@@ -14,10 +14,42 @@ from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.domain.timing.attempt_times import ImportTimes, to_us
 from baton.domain.timing.row_timer import RowTimer
 from baton.engine.transition_log import log_transition
+from baton.kv.geometry import PageWindow
 from baton.kv.growth import RowGrowth
 from baton.kv.page_table import PageTable
 from baton.kv.page_tags import TAG_BYTES, PageTag, page_identities
 from baton.transfer.base import Pull
+
+
+@dataclass(frozen=True, slots=True)
+class ImportLimits:
+    """Bounds of the imports of one worker. `max_reservations` None: only `max_rows` bounds them.
+
+    `window`: of pages with a window part, which is then read only where it is needed; None: whole pages are read.
+    """
+
+    page_size: int
+    max_rows: int
+    max_window_pages: int
+    pull_deadline_s: float
+    max_pull_attempts: int = 2
+    max_reservations: int | None = None
+    window: PageWindow | None = None
+
+    def has_row(self, num_rows: int, num_imports: int) -> bool:
+        """True if there is a row for a new reservation beside `num_rows` rows and `num_imports` imports."""
+        most = self.max_rows if self.max_reservations is None else self.max_reservations
+        return num_rows + num_imports < self.max_rows and num_imports < most
+
+    def reads(self, first: int, end: int, num_tokens: int) -> Iterator[tuple[range, int | None]]:
+        """Cuts pages [first, end) of a prompt of `num_tokens` into reads.
+
+        With each comes the number of leading parts to read of its pages; None: all.
+        """
+        edge = 0 if self.window is None else self.window.first_page(num_tokens)
+        for start, stop, window in ((first, min(end, edge), self.window), (max(first, edge), end, None)):
+            for at in range(start, stop, self.max_window_pages):
+                yield range(at, min(at + self.max_window_pages, stop)), None if window is None else window.num_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +185,11 @@ class KvImport:
         num_own_pages = self.table.num_own_pages + self.num_reserved
         num_output = 1 if self.request is None else self.request.num_emitted + 1
         return RowGrowth(self.num_tokens + 1, num_output, max(0, self.max_new_tokens - 1), num_pages, num_own_pages)
+
+    def count_tries(self, pages: Iterable[PageId]) -> None:
+        """Counts a read into local `pages`."""
+        for page in pages:
+            self.num_tries[page] = self.num_tries.get(page, 0) + 1
 
     def advance(self, event: ImportEvent) -> None:
         """Changes the state. Raises `Broken` for an event that the state does not allow."""

@@ -230,7 +230,7 @@ class DecodeScheduler:
                 self._send_back(row, SendBackReason.DAMAGED_COPY, "its pages were damaged in host memory")
                 continue
             copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
-            row.table.settle(self._host.digests(row.host_slots)[: row.num_filled // self._page_size])
+            row.table.settle(*self._host.kept(row.host_slots, row.num_filled // self._page_size))
             self._host.free(row.host_slots)
             row.host_slots = ()
             self._order.on_resumed(row, now)
@@ -273,7 +273,7 @@ class DecodeScheduler:
         if self._growth is not None:
             self._growth.on_preempted([one.growth() for one in self._running])
         copies.append(HostCopy(tuple(pages), slots, to_host=True))
-        self._host.keep(slots, row.table.digests(len(pages)))
+        self._host.keep(slots, row.table.digests(len(pages)), row.table.windowless(len(pages)))
         row.host_slots = slots
         row.table.release()
         bisect.insort(self._preempted, row, key=_arrival_number)

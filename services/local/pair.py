@@ -25,6 +25,7 @@ from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import PromptScores, join_scores
+from baton.domain.trust import OPEN_CLUSTER
 from baton.domain.worker import WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.handoff.export_commands import CommitExport, ReleaseExport
@@ -39,9 +40,11 @@ from baton.engine.reply import Reply
 from baton.engine.runner import ModelRunner
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
+from baton.kv.geometry import PageWindow
 from baton.kv.keys import page_keys
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PageMemory, write_leading
 from baton.kv.page_checks import PageChecks
+from baton.kv.page_tags import TagVerifier
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
@@ -50,8 +53,8 @@ from baton.model.storage import PageStorage
 from baton.services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
 from baton.services.decode.effects import EmitTokens, OutwardEffect
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import Busy, Reserved, SealInfo
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import Busy, ImportLimits, Reserved, SealInfo
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.scheduler import DecodeScheduler
@@ -60,7 +63,7 @@ from baton.services.prefill.loop import PrefillLoop
 from baton.services.prefill.policy import PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.digest import PoolHasher, mismatches
+from baton.transfer.digest import PoolHasher, wrong_positions
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")
@@ -194,12 +197,15 @@ class LocalPair:
 
     def copy_pages(self, pull: Pull) -> None:
         """The transfer: copies pages from prefill's pool into decode's and checks their digests."""
-        self.decode_memory.write(pull.local_pages, self.prefill_memory.read(pull.remote_pages))
-        digests = pull.digests
-        corrupt = [] if digests is None else mismatches(self.decode_memory, pull.local_pages, digests)
+        every, found = slice(0, len(pull.local_pages)), dict[int, int]()
+        num_bytes = pull.page_bytes(self.decode_memory)
+        contents = [page[:num_bytes] for page in self.prefill_memory.read(pull.remote_pages)]
+        write_leading(self.decode_memory, pull.local_pages, contents)
+        corrupt = wrong_positions(self.decode_memory, pull, every, TagVerifier(OPEN_CLUSTER), found)
         outcome = PullOutcome.CORRUPT if corrupt else PullOutcome.DONE
-        num_bytes = len(pull.local_pages) * self.decode_memory.page_bytes
-        self._decode_mailbox.put(PullEvent(pull, outcome, num_bytes, 0.0, corrupt=tuple(corrupt)))
+        num_bytes *= len(pull.local_pages)
+        ended = PullEvent(pull, outcome, num_bytes, 0.0, corrupt=tuple(corrupt), found=tuple(found.values()))
+        self._decode_mailbox.put(ended)
 
     def _on_event(self, event: PrefillEvent) -> Iterator[PairTokens]:
         match event:
@@ -253,7 +259,11 @@ class LocalPair:
         cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.decode_memory))
         host = PageMemory(limits.num_pages, self.decode_memory.page_bytes, self.decode_memory.part_ends)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
-        imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
+        cache.window = PageWindow.of(self._model.geometry)
+        imports = ImportTable(
+            cache,
+            ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S, window=cache.window),
+        )
         swap_space = SwapSpace(limits.num_pages, PoolHasher(host))
         scheduler = DecodeScheduler(
             imports, swap_space, self._page_size, ChunkBudget(limits.token_budget, self._page_size)

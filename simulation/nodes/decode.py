@@ -34,7 +34,7 @@ from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc
 from baton.services.decode.commands import DecodeCommand, Reserve
 from baton.services.decode.effects import EmitTokens, OutwardEffect
 from baton.services.decode.import_policy import ImportRules
-from baton.services.decode.import_table import ImportLimits
+from baton.services.decode.kv_import import ImportLimits
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.outbox import DecodeOutbox
 from baton.services.decode.page_exports import PageExports

@@ -46,8 +46,8 @@ class Side:
     events: EventLog
     pulls: list[Pull] = field(default_factory=list)
 
-    def pull(self, remote, local, digests=None, deadline_s=LONG_S, source=PREFILL, tags=None) -> Pull:
-        pull = Pull(len(self.pulls), source, page_ids(remote), page_ids(local), digests, deadline_s, tags)
+    def pull(self, remote, local, digests=None, deadline_s=LONG_S, source=PREFILL, tags=None, num_parts=None) -> Pull:
+        pull = Pull(len(self.pulls), source, page_ids(remote), page_ids(local), digests, deadline_s, tags, num_parts)
         self.pulls.append(pull)
         self.puller.submit(pull)
         return pull
@@ -97,8 +97,8 @@ def spec(incarnation: int = 1) -> SourceSpec:
     return SourceSpec("", PREFILL, Incarnation(incarnation), NUM_PAGES, PAGE_BYTES, SEED, {})
 
 
-def new_side(rig: Rig) -> Side:
-    memory, events = rig.memory(NUM_PAGES, PAGE_BYTES), EventLog()
+def new_side(rig: Rig, part_ends: tuple[int, ...] = ()) -> Side:
+    memory, events = rig.memory(NUM_PAGES, PAGE_BYTES, part_ends), EventLog()
     return Side(rig.puller(memory, events), memory, events)
 
 

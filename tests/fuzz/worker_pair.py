@@ -43,7 +43,8 @@ from baton.rpc.server import ServerAuth, start_server
 from baton.services.decode.commands import DecodeCommand
 from baton.services.decode.handoff_client import HandoffClient
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.outbox import DecodeOutbox
 from baton.services.decode.page_faults import PageFaults

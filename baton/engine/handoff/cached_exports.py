@@ -3,7 +3,7 @@
 `open` pins the cached pages of a prefix and announces them at once, so such an export begins *sealed*. Its leases, its
 commit and its end are those of every export (`kv_export`). Pages that nothing else held are bounded, since they cannot
 be evicted while they are pinned: `max_pages` of all such exports together, and never so many that fewer than none of
-`num_free_pages` are left.
+`num_free_pages` are left. Only whole pages are given: those before the first one without its window part.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CachedExports:
         pages = self._cache.match(keys, Hold.LIVE)
         try:
             num_own = self._cache.pool.num_held_once(pages)
-            num_allowed = self._num_allowed(pages, num_own, limits or self._limits)
+            num_allowed = min(self._num_allowed(pages, num_own, limits or self._limits), self._cache.num_whole(pages))
             chunk = self._pin(id, keys, pages[:num_allowed], first_page, now)
             if chunk.pages:
                 self._num_pinned[id] = max(0, num_own - (len(pages) - num_allowed))

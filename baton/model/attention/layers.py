@@ -75,7 +75,10 @@ def observe_layers(model: torch.nn.Module, num_layers: int, device: str) -> tupl
 
 
 def kv_geometry(layers: tuple[ObservedLayer, ...], dtype: str, page_size: int, head_groups: int = 1) -> KVGeometry:
-    """The page geometry of observed layers. Raises `UnsupportedModel` for head groups that do not divide the heads."""
+    """The page geometry of observed layers, with a window part if some of them, not all, have a sliding window.
+
+    Raises `UnsupportedModel` for head groups that do not divide the heads.
+    """
     latent = [layer for layer in layers if isinstance(layer.geometry, LatentGeometry)]
     if latent and (len(latent) < len(layers) or any(_is_special(layer) for layer in layers)):
         raise UnsupportedModel("only some layers keep latents, or these with a window, a softcap or sinks")
@@ -83,7 +86,11 @@ def kv_geometry(layers: tuple[ObservedLayer, ...], dtype: str, page_size: int, h
     if common % head_groups:
         possible = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
         raise UnsupportedModel(f"this model's KV heads cannot be cut into {head_groups} groups, only into {possible}")
-    return KVGeometry.of_layers(tuple(layer.geometry for layer in layers), dtype, page_size, head_groups)
+    geometry = KVGeometry.of_layers(tuple(layer.geometry for layer in layers), dtype, page_size, head_groups)
+    windows = {number: layer.window for number, layer in enumerate(layers) if layer.window is not None}
+    if not 0 < len(windows) < len(layers) or head_groups > 1:
+        return geometry
+    return geometry.with_window_part(max(windows.values()), tuple(windows))
 
 
 def _is_special(layer: ObservedLayer) -> bool:

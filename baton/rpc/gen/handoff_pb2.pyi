@@ -163,12 +163,14 @@ class RenewReply(_message.Message):
     def __init__(self, ended: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ..., lease_s: _Optional[float] = ..., quarantined: _Optional[_Iterable[bytes]] = ..., quarantine_number: _Optional[int] = ...) -> None: ...
 
 class ReadPagesRequest(_message.Message):
-    __slots__ = ("incarnation", "pages")
+    __slots__ = ("incarnation", "pages", "leading_bytes")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    LEADING_BYTES_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    leading_bytes: int
+    def __init__(self, incarnation: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., leading_bytes: _Optional[int] = ...) -> None: ...
 
 class PageBytes(_message.Message):
     __slots__ = ("data",)

@@ -17,7 +17,7 @@ import structlog
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import PoolMemory
+from baton.kv.memory import PoolMemory, write_leading
 from baton.kv.page_tags import TagVerifier
 from baton.rpc.channel import may_be_damaged
 from baton.rpc.gen import handoff_pb2
@@ -137,7 +137,11 @@ class StreamMover:
 def _read(link: StreamLink, active: ActivePull, memory: PoolMemory, verifier: TagVerifier) -> _ReadResult:
     """Reads the pages of a pull in a reader thread, until all have come, the deadline passes or the source fails."""
     read = _Read(active, memory, verifier)
-    request = handoff_pb2.ReadPagesRequest(incarnation=link.info.incarnation, pages=active.pull.remote_pages)
+    request = handoff_pb2.ReadPagesRequest(
+        incarnation=link.info.incarnation,
+        pages=active.pull.remote_pages,
+        leading_bytes=0 if active.pull.num_parts is None else active.pull.page_bytes(memory),
+    )
     pages = link.page_connections()
     if pages is not None:
         try:
@@ -151,7 +155,9 @@ class _Read:
     """One read. `num_pages` have arrived, in order."""
 
     def __init__(self, active: ActivePull, memory: PoolMemory, verifier: TagVerifier) -> None:
+        self._active = active
         self._pull = active.pull
+        self._page_bytes = active.pull.page_bytes(memory)  # that are read of a page
         self._deadline = active.deadline
         self._memory = memory
         self._verifier = verifier
@@ -160,7 +166,7 @@ class _Read:
 
     def by_pages(self, connections: PageConnections, request: handoff_pb2.ReadPagesRequest) -> _ReadResult:
         """Reads on a page connection. Raises `CannotConnect` if there is none."""
-        pages, page_bytes, until = self._pull.local_pages, self._memory.page_bytes, self._deadline + GRACE_S
+        pages, page_bytes, until = self._pull.local_pages, self._page_bytes, self._deadline + GRACE_S
         step, failure = part_pages(page_bytes), None
         try:
             body = request.SerializeToString()
@@ -201,11 +207,11 @@ class _Read:
         """Receives the next pages, where they belong if the host can reach it."""
         views = self._memory.host_views(pages)
         if views is None:
-            part = memoryview(bytearray(len(pages) * self._memory.page_bytes))
+            part = memoryview(bytearray(len(pages) * self._page_bytes))
             connection.read_into([part], until)
             self._land(part)
         else:
-            connection.read_into(views, until)
+            connection.read_into([view[: self._page_bytes] for view in views], until)
             self._check(len(pages))
 
     def _land(self, data: memoryview) -> None:
@@ -216,19 +222,20 @@ class _Read:
         """Compares the next pages with their digests and tags."""
         landed = slice(self._num_pages, self._num_pages + num_pages)
         self._num_pages = landed.stop
-        self._corrupt += wrong_positions(self._memory, self._pull, landed, self._verifier)
+        found = self._active.found
+        self._corrupt += wrong_positions(self._memory, self._pull, landed, self._verifier, found)
 
     def _write(self, data: memoryview) -> int:
-        page_bytes, pages = self._memory.page_bytes, self._pull.local_pages[self._num_pages :]
+        page_bytes, pages = self._page_bytes, self._pull.local_pages[self._num_pages :]
         num_pages, rest = divmod(len(data), page_bytes)
         if rest or num_pages > len(pages):
             raise ValueError(f"{len(data)} bytes are not at most {len(pages)} pages of {page_bytes}")
         edges = range(0, len(data), page_bytes)
-        self._memory.write(pages[:num_pages], [data[start : start + page_bytes] for start in edges])
+        write_leading(self._memory, pages[:num_pages], [data[start : start + page_bytes] for start in edges])
         return num_pages
 
     def _result(self, failure: str | None) -> _ReadResult:
-        return _ReadResult(self._num_pages * self._memory.page_bytes, tuple(self._corrupt), failure)
+        return _ReadResult(self._num_pages * self._page_bytes, tuple(self._corrupt), failure)
 
 
 def _blames_connection(error: object, deadline: float) -> bool:

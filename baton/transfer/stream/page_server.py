@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -138,23 +138,25 @@ class PageServer:
     def _answer(self, connection: socket.socket, peer: str, deadline: float) -> bool:
         """Answers one request; False if it was refused."""
         try:
-            pages = self._read_request(connection, deadline)
+            request = self._read_request(connection, deadline)
         except _Refused as refused:
             if refused.fault is not None:
                 self._on_rejected(RejectedCall(refused.fault, page_wire.METHOD, peer))
             reason = str(refused).encode()[: page_wire.MAX_REASON_BYTES]
             page_wire.send(connection, [page_wire.HEAD.pack(page_wire.REFUSED, len(reason)), reason], STALL_S)
             return False
-        memory = self._memory
-        head = page_wire.HEAD.pack(page_wire.PAGES, len(pages) * memory.page_bytes)
+        memory, pages = self._memory, request.pages
+        num_bytes = request.leading_bytes or memory.page_bytes
+        head = page_wire.HEAD.pack(page_wire.PAGES, len(pages) * num_bytes)
         page_wire.send(connection, [head], STALL_S)
-        step = page_wire.part_pages(memory.page_bytes)
+        step = page_wire.part_pages(num_bytes)
         for start in range(0, len(pages), step):
-            page_wire.send(connection, memory.read(pages[start : start + step]), STALL_S)
+            contents = [page[:num_bytes] for page in memory.read(pages[start : start + step])]
+            page_wire.send(connection, contents, STALL_S)
         return True
 
-    def _read_request(self, connection: socket.socket, deadline: float) -> Sequence[int]:
-        """The pages of a request. Its body is read once its token's header is accepted. Raises `_Refused`."""
+    def _read_request(self, connection: socket.socket, deadline: float) -> handoff_pb2.ReadPagesRequest:
+        """A request, checked. Its body is read once its token's header is accepted. Raises `_Refused`."""
         head = page_wire.receive(connection, len(page_wire.MAGIC) + TOKEN_BYTES, deadline)
         if not head.startswith(page_wire.MAGIC):
             raise _Refused("this is no request for pages", Malformed.MALFORMED)
@@ -175,7 +177,9 @@ class PageServer:
             raise _Refused("another incarnation of this worker is meant")
         if any(page >= self._memory.num_pages for page in request.pages):
             raise _Refused(f"a page is outside the pool of {self._memory.num_pages}")
-        return request.pages
+        if request.leading_bytes > self._memory.page_bytes:
+            raise _Refused(f"a page has {self._memory.page_bytes} bytes, not {request.leading_bytes}")
+        return request
 
 
 class _Refused(Exception):

@@ -81,18 +81,21 @@ class StreamSource:
         request: handoff_pb2.ReadPagesRequest,
         context: grpc.aio.ServicerContext[handoff_pb2.ReadPagesRequest, handoff_pb2.PageBytes],
     ) -> AsyncIterator[handoff_pb2.PageBytes]:
-        """Yields `PageBytes`: the requested pages, whole and in order, up to 1 MiB per message.
+        """Yields `PageBytes`: the requested pages or their leading bytes, in order, up to 1 MiB per message.
 
         Aborts with FAILED_PRECONDITION for another incarnation, OUT_OF_RANGE for a page that
-        does not exist, UNAVAILABLE when closed.
+        does not exist or has fewer bytes, UNAVAILABLE when closed.
         """
         if request.incarnation != self._incarnation:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation of this worker is meant")
         if any(page >= self._memory.num_pages for page in request.pages):
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"a page is outside the pool of {self._memory.num_pages}")
-        step = max(1, MAX_MESSAGE_BYTES // self._memory.page_bytes)
+        if request.leading_bytes > self._memory.page_bytes:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"a page has {self._memory.page_bytes} bytes")
+        num_bytes = request.leading_bytes or self._memory.page_bytes
+        step = max(1, MAX_MESSAGE_BYTES // num_bytes)
         for start in range(0, len(request.pages), step):
             if self._closed:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the source is closed")
             pages = request.pages[start : start + step]
-            yield handoff_pb2.PageBytes(data=b"".join(self._memory.read(pages)))
+            yield handoff_pb2.PageBytes(data=b"".join([page[:num_bytes] for page in self._memory.read(pages)]))

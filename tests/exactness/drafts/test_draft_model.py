@@ -29,8 +29,8 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
 from baton.services.decode.effects import EmitTokens
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import LocalPrompt
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits, LocalPrompt
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.local.pair import LocalPair, PairLimits
@@ -166,7 +166,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(target: Path, dtype: str
     assert trees.totals.num_off_chain == 0, "a first child is always right"
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
+@pytest.mark.parametrize("family", ["llama", "deepseek_v2", "gemma3_text"])
 def test_another_model_changes_no_token(target: Path, tmp_path: Path, family: str) -> None:
     """Random weights are wrong nearly always. DeepSeek runs on the stock decoder, and has values of other sizes."""
     model = load(target)

@@ -32,6 +32,7 @@ from baton.engine.step_metrics import monotonic_s
 from baton.engine.tiers.controller import TierController, TierMover
 from baton.engine.turn import EngineTurn
 from baton.kv.eviction import EvictionPolicy
+from baton.kv.geometry import PageWindow
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
@@ -46,8 +47,8 @@ from baton.model.storage import PageStorage
 from baton.services.decode.commands import Claim, Reserve
 from baton.services.decode.effects import OutwardEffect
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import Busy, Reserved
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import Busy, ImportLimits, Reserved
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.page_exports import PageExports
 from baton.services.decode.page_faults import PageFaults
@@ -99,6 +100,7 @@ class FullPair(LocalPair):
     def __init__(self, model: LoadedModel, limits: PairLimits, directory: Path) -> None:
         self._directory = directory
         self.num_busy = 0
+        self.num_windowless = 0  # pages that were moved without their window part
         super().__init__(model, limits)
 
     @property
@@ -152,6 +154,11 @@ class FullPair(LocalPair):
         outcome = PullOutcome.CORRUPT if corrupt else PullOutcome.DONE
         num_bytes = len(pull.local_pages) * self.prefill_memory.page_bytes
         self._prefill_mailbox.put(PullEvent(pull, outcome, num_bytes, 0.0, corrupt=corrupt))
+
+    def copy_pages(self, pull: Pull) -> None:
+        """The transfer of a handoff, counted."""
+        self.num_windowless += len(pull.local_pages) if pull.num_parts is not None else 0
+        super().copy_pages(pull)
 
     def _on_event(self, event: PrefillEvent) -> Iterator[PairTokens]:
         match event:
@@ -219,7 +226,9 @@ class FullPair(LocalPair):
         cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.decode_memory), EvictionPolicy.SLRU)
         host = PageMemory(limits.num_pages, self.decode_memory.page_bytes, self.decode_memory.part_ends)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
-        imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, 3, NO_DEADLINE_S))
+        cache.window = PageWindow.of(self._model.geometry)
+        bounds = ImportLimits(self._page_size, limits.max_rows, 3, NO_DEADLINE_S, window=cache.window)
+        imports = ImportTable(cache, bounds)
         growth = GrowthReserve(GrowthPolicy.RATIO, self._page_size, GROWTH_CLIP_TOKENS)
         entry = find_drafter("ngram")
         assert entry is not None

@@ -157,14 +157,16 @@ def _counts(pair: FullPair) -> Counter[str]:
             "drafts accepted": drafts.num_accepted,
             "drafts refused": drafts.num_drafts - drafts.num_accepted,
             "busy": pair.num_busy,
+            "windowless": pair.num_windowless,
         }
     )
 
 
-def test_all_scheduling_at_once_gives_the_models_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_all_scheduling_at_once_gives_the_models_tokens(family: str, tmp_path: Path) -> None:
     directory, pages = tmp_path / "model", tmp_path / "pages"
     pages.mkdir()
-    tiny_models.save_random_model("qwen3", directory)
+    tiny_models.save_random_model(family, directory)
     model = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, layout=WeightLayout.PLAIN)
     pair = FullPair(model, LIMITS, pages)
     before = _counts(pair)
@@ -179,4 +181,6 @@ def test_all_scheduling_at_once_gives_the_models_tokens(tmp_path: Path) -> None:
     for turn in replay.ended:
         assert turn.answer == reference.generate(turn.prompt, len(turn.answer)), turn.talk.name
     acted = _counts(pair) - before
-    assert {name for name in before if not acted[name]} == set()
+    # Pages without their window part are not given to others, and only models with windows have such pages.
+    idle = {"windowless"} if family == "qwen3" else {"given back"}
+    assert {name for name in before if not acted[name]} <= idle

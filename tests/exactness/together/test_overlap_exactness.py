@@ -30,7 +30,8 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
 from baton.model.storage import PageStorage
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
-from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler

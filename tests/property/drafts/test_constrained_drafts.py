@@ -20,8 +20,8 @@ from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
 from baton.services.decode.effects import EmitTokens
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import LocalPrompt
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits, LocalPrompt
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from tests import grammars

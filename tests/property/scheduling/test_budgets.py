@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from baton.domain.worker import WorkerBudgets
 from baton.services.decode.import_policy import ImportPolicy
-from baton.services.decode.import_table import ImportLimits, ImportTable
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits
 from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from tests.property.machines.budget_machines import BudgetedDecodeMachine, BudgetedPrefillMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
@@ -48,8 +49,8 @@ class DropsWhatIsAbove(ImportPolicy):
 class ForgetsRows(ImportTable):
     """Counts imports only against a lowered bound of rows."""
 
-    def reserve(self, id, num_tokens, keys, num_rows, now, deadline_s):
-        return super().reserve(id, num_tokens, keys, 0, now, deadline_s)
+    def reserve(self, id, num_tokens, keys, num_rows, now, deadline_s, computes_prompt=False):
+        return super().reserve(id, num_tokens, keys, 0, now, deadline_s, computes_prompt)
 
 
 class IgnoresReservations(ImportPolicy):

@@ -11,8 +11,8 @@ from baton.domain.request import SampledToken
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold, Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import Busy, ProofKind, Reserved, SealInfo
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import Busy, ImportLimits, ProofKind, Reserved, SealInfo
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, assert_idle, engine_request
 

@@ -126,3 +126,54 @@ def test_draft_layers_are_pages_of_their_own_behind_the_others():
     assert with_draft.draft_offset == geometry.num_bytes_per_token * geometry.page_size // 2
     assert with_draft.layer_offsets() == geometry.layer_offsets()
     assert with_draft.with_draft_layers(()) == geometry
+
+
+WINDOWED = KVGeometry.of_layers((*LAYERS, *LAYERS), "bfloat16", 16).with_window_part(128, (0, 2, 3))
+
+
+def test_layers_with_a_window_lie_behind_all_others():
+    """An offset or a part that overlaps would mix the layers' KV, or leave some of it behind."""
+    num_full, num_window = 4 * 32 * 16, (2 * 12 + 2 * 12 + 4 * 32) * 16
+    assert (WINDOWED.window_start, WINDOWED.page_bytes) == (4096, 4096 + 8192), "each rounded up to 4 KiB"
+    assert WINDOWED.part_ends == (WINDOWED.window_start, WINDOWED.page_bytes)
+    assert WINDOWED.num_leading_parts == 1
+    first = WINDOWED.window_start // 2
+    at = [first, 0, first + 2 * 12 * 16, first + 4 * 12 * 16]
+    assert [keys for keys, _ in WINDOWED.layer_offsets()] == at
+    sizes = [layer.num_kv_heads * layer.k_head_dim * 16 for layer in WINDOWED.layers]
+    assert [values - keys for keys, values in WINDOWED.layer_offsets()] == sizes
+    assert (num_full * 2, num_window * 2) == (4096, WINDOWED.num_bytes_per_token * 16 - 4096)
+
+
+def test_draft_layers_and_the_tail_come_before_the_window_part():
+    """Their KV is needed of every page, so it must be in the range that is read of every page."""
+    geometry = WINDOWED.with_draft_layers(LAYERS[:1], tail_elements=5)
+    assert geometry.draft_offset == 4 * 32 * 16
+    assert geometry.tail_offset == geometry.draft_offset + 2 * 12 * 16
+    assert geometry.part_ends == (4096, geometry.window_start, geometry.page_bytes)
+    assert geometry.num_leading_parts == 2
+    assert geometry.tail_offset + 5 <= geometry.window_start // 2 == geometry.layer_offsets()[0][0]
+
+
+def test_models_without_windows_keep_their_pages_and_parts():
+    """Workers before window parts and workers with them are linked, for all models that have none."""
+    assert GEOMETRY.without_window_part() == GEOMETRY
+    assert (GEOMETRY.window_start, GEOMETRY.num_leading_parts) == (GEOMETRY.page_bytes, 1)
+    recorded = "full, all positions, 2 layers, digest 4132f3b6996fdab92bc7bb68b5236f30"
+    assert GEOMETRY.parts()["page_group"] == recorded, "as before there were window parts"
+    assert GEOMETRY.layer_offsets() == [(0, 256), (384, 1408)]
+
+
+def test_workers_with_and_without_a_window_part_differ_in_one_named_part():
+    whole = WINDOWED.without_window_part()
+    others = [whole, whole.with_window_part(64, (0, 2, 3)), whole.with_window_part(128, (0, 2))]
+    for other in others:
+        ours, theirs = WINDOWED.parts(), other.parts()
+        assert [name for name in ours if ours[name] != theirs[name]] == ["page_group"]
+
+
+def test_int8_pages_and_head_groups_have_no_window_part():
+    assert WINDOWED.quantized() == WINDOWED.without_window_part().quantized()
+    for changes in ({"head_groups": 2}, {"scale_bytes": 64}, {"window": None}):
+        with pytest.raises(ValueError, match="a window part needs a window, one head group and no scales"):
+            replace(WINDOWED.group, **changes)

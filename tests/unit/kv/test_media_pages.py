@@ -12,8 +12,8 @@ from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import Reserved
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits, Reserved
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, engine_request, tiny_prefill
 
 TOKENS = [1, 1, 0, 0, 0, 1, 1]  # a page of text, three rows of an image, text

@@ -48,7 +48,7 @@ def wrong(memory: PageMemory, tags: list[bytes], identities: list[bytes], trust:
     """Positions that do not fit; the digests are recomputed, as a forger would."""
     pairs = [PageTag(*pair) for pair in zip(identities, tags, strict=True)]
     pull = Pull(1, WorkerId("p"), PAGES, PAGES, digest_pages(memory, PAGES), 1.0, pairs)
-    return wrong_positions(memory, pull, slice(0, 3), TagVerifier(trust))
+    return wrong_positions(memory, pull, slice(0, 3), TagVerifier(trust), {})
 
 
 def identities(

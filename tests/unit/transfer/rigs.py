@@ -85,9 +85,11 @@ class Rig:
         self._closers.append(source.close)
         return source
 
-    def memory(self, num_pages: int, page_bytes: int) -> PoolMemory:
-        """A puller's pool."""
-        return staged_memory(num_pages, page_bytes) if self._staged else PageMemory(num_pages, page_bytes)
+    def memory(self, num_pages: int, page_bytes: int, part_ends: tuple[int, ...] = ()) -> PoolMemory:
+        """A puller's pool. `part_ends`: of its pages; none: a page is one part."""
+        memory = staged_memory(num_pages, page_bytes) if self._staged else PageMemory(num_pages, page_bytes)
+        memory.part_ends = part_ends or memory.part_ends
+        return memory
 
     def puller(self, memory: PoolMemory, on_event: OnPullEvent) -> ThreadedPuller:
         if self.transport == TRANSPORT:

@@ -50,10 +50,10 @@ class ScriptedAgent:
     def register(self, region: MemoryRegion) -> None:
         self.registered.append(region)
 
-    def local_pages(self, region: MemoryRegion) -> str:
+    def local_pages(self, region: MemoryRegion, num_bytes: int) -> str:
         return "ours"
 
-    def remote_pages(self, peer: str, region: MemoryRegion) -> str:
+    def remote_pages(self, peer: str, region: MemoryRegion, num_bytes: int) -> str:
         self.remote.append(region)
         return f"pages of {peer}"
 

@@ -6,7 +6,9 @@ import pytest
 
 from baton.domain.errors import PageVerdict, Superseded
 from baton.domain.handoff import Suspect
+from baton.kv.geometry import PageWindow
 from baton.kv.pages import Hold, Owner
+from tests.property.machines.page_sharing_machine import PAGE_SIZE
 from tests.unit.engine.handoff.cache_pair import KEYS, Giver, attempt
 
 
@@ -36,6 +38,19 @@ def test_nothing_is_opened_for_what_is_not_there():
     giver.fill(KEYS[:2])
     assert giver.cached.open(attempt("a"), KEYS, 2, now=0.0).pages == ()
     assert len(giver.exports) == 0
+
+
+def test_pages_without_their_window_part_are_not_given():
+    """The importer reads whole pages, and would take the rest of these for KV."""
+    giver = Giver()
+    giver.cache.window = PageWindow(4, PAGE_SIZE, 1)
+    giver.fill(KEYS[:6])
+    pages = [giver.cache.page_of(key) for key in KEYS[:6]]
+    giver.cache.pool.digests.mark_windowless(pages[2:4])
+    assert giver.cached.open(attempt("a"), KEYS, 0, now=0.0).pages == tuple(pages[:2])
+    assert giver.cache.pool.num_owned(Owner.PINNED) == 2
+    assert giver.cached.open(attempt("b"), KEYS, 2, now=0.0).pages == ()
+    assert giver.cache.pool.num_owned(Owner.LIVE) == 0, "its matched pages are released"
 
 
 def test_an_attempt_has_one_export():
