@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused, Superseded
+from baton.domain.errors import BatonError, Cancelled, Draining, InvalidRequest, Refused, Superseded
 from baton.domain.ids import OwnerId, RequestId
 from baton.services.router.edge.disconnect import cancel_on_disconnect
 from baton.services.router.edge.http_errors import RequestNotFound
@@ -31,7 +31,7 @@ from baton.services.router.streaming.unread_buffer import UnreadBudget
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import STORE_WAIT_S, raw_request_of
 from baton.services.router.takeover.journal_reader import JournalReader
-from baton.services.router.takeover.prompt_digest import check_prompt
+from baton.services.router.takeover.prompt_digest import PromptReplaced, check_prompt
 from baton.services.router.takeover.status import RequestStatus, request_status
 from baton.services.router.takeover.takeover import Takeovers
 from baton.services.router.text.text_model import TextModel
@@ -85,14 +85,17 @@ class Resumer:
         """The rest of the response to request `id`. `endpoint`: the path that it must have been posted to.
 
         `last_event_id` "": from the beginning. Raises as `find`, `InvalidRequest` for an invalid cursor, and
-        `PromptReplaced`: its text is read from its prompt on.
+        `PromptReplaced`, or in the end `AnswerLost`: its text is read from its prompt on.
         """
         after = Cursor.parse(last_event_id) if last_event_id else None
         record = await self.find(id, tenant)
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
         parsed = await self.parser.parse(raw_request_of(record))
-        check_prompt(parsed.request, record)
+        try:
+            check_prompt(parsed.request, record)
+        except PromptReplaced as error:
+            raise await self._error_for(record, error) from None
         kept = not record.private and await self._has_files(parsed.request)
         durability = self.durability() if kept else Durability.NONE
         after = _checked(after, parsed.request)
@@ -101,6 +104,12 @@ class Resumer:
         if self.takeovers.draining and record.status is not CallStatus.ENDED:
             raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
         return ResumedResponse(self, parsed, after, record, durability)
+
+    async def _error_for(self, record: CallRecord, error: PromptReplaced) -> BatonError:
+        try:
+            return await self.takeovers.error_for(record, error)
+        except StoreUnavailable:
+            return error
 
     async def _has_files(self, request: ValidRequest) -> bool:
         """True if the store says in time that it has all images of the request, or there are none."""

@@ -39,7 +39,8 @@ from baton.services.router.streaming.token_stream import TokenStream
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
 from baton.services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
-from baton.services.router.takeover.prompt_digest import ForeignCalls, PromptReplaced, check_prompt
+from baton.services.router.takeover.foreign_calls import STORE_RETRY_S, ForeignCalls, fail_sequences
+from baton.services.router.takeover.prompt_digest import PromptReplaced, check_prompt
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
@@ -51,12 +52,6 @@ FOREIGN_WAIT_S = 0.4
 
 FOREIGN_RETRY_S = 1.0
 """Retry-After of such a call: the next try may reach a router of its tokenizer."""
-
-STORE_RETRY_S = 0.25
-"""Pause before a store that is unavailable is read again."""
-
-FAIL_WAIT_S = 10.0
-"""How long a call that cannot be resumed waits for its sequences to be read."""
 
 EVENT_WAIT_S = 60.0
 """Longest wait for one event; a timeout has no effect."""
@@ -132,7 +127,7 @@ class Takeovers:
 
     def __init__(self, context: TakeoverContext) -> None:
         self._context = context
-        self._foreign = ForeignCalls(context.text.digest)
+        self._foreign = ForeignCalls(context.text.digest, context.store, context.call_ownership)
         self._takeovers: dict[RequestId, _Takeover] = {}
         self._claims: dict[RequestId, asyncio.Task[None]] = {}
         self._num_readers: Counter[RequestId] = Counter()
@@ -183,6 +178,10 @@ class Takeovers:
         """Starts an orphan that this router has claimed; returns at once."""
         self._start(record, "orphan")
 
+    async def error_for(self, record: CallRecord, error: PromptReplaced) -> BatonError:
+        """What a client of a call with another prompt gets. See `ForeignCalls`. Raises `StoreUnavailable`."""
+        return await self._foreign.error_by_deadline(record, error)
+
     def add_reader(self, id: RequestId, seed: CallRecord | None, superseded: Superseded | None) -> None:
         """Adds a client that reads the call. `seed`: a copy of the call. `superseded`: how its run here ended."""
         self._num_readers[id] += 1
@@ -207,18 +206,19 @@ class Takeovers:
         """Cancels every takeover; the calls stay open in the store for the next router."""
         self._draining = True
         await join_tasks(self._claims.values())
+        await self._foreign.close()
         tasks = [takeover.task for takeover in self._takeovers.values()]
         for task in tasks:
             task.cancel()
         await join_tasks(tasks)
 
     async def _check_attended(self, record: CallRecord, foreign: ForeignCall) -> None:
-        """Raises `foreign` if a call is abandoned, and no router claims it within `FOREIGN_WAIT_S`."""
+        """Raises `foreign` or `AnswerLost` if a call is abandoned, and no router claims it in `FOREIGN_WAIT_S`."""
         if record.status is CallStatus.ABANDONED:
             await asyncio.sleep(FOREIGN_WAIT_S)
             later = await self._context.store.get_call(record.id)
             if later is not None and later.status is CallStatus.ABANDONED:
-                raise foreign
+                raise await self._foreign.error_by_deadline(later, foreign)
 
     async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: CallClaim) -> None:
         granted, owner = None, self._context.call_ownership.owner
@@ -288,7 +288,7 @@ class Takeovers:
             raise  # another router may continue it
         except Exception as failure:
             code = failure.code if isinstance(failure, BatonError) else Broken.code
-            await self._fail_sequences(record, code)
+            await fail_sequences(self._context.store, self._context.call_ownership, record, code)
             raise
 
     async def _admit(self, record: CallRecord) -> tuple[ValidRequest, GenerationSource, list[int]]:
@@ -357,22 +357,6 @@ class Takeovers:
                     raise Cancelled(f"the store is unavailable: {error}") from None
                 log.info("takeover_waits_for_store", request_id=sequence.id, reason=str(error))
             await asyncio.sleep(STORE_RETRY_S)
-
-    async def _fail_sequences(self, record: CallRecord, code: str) -> None:
-        """Records the failure of a call at those of its sequences that the store has open. Reads for `FAIL_WAIT_S`."""
-        deadline, unread = _now() + FAIL_WAIT_S, list(record.sequence_ids)
-        while unread:
-            try:
-                sequence = await self._context.store.get(unread[0])
-            except StoreUnavailable:
-                if _now() >= deadline:
-                    log.warning("sequences_left_open", request_id=record.id, num=len(unread))
-                    return
-                await asyncio.sleep(STORE_RETRY_S)
-                continue
-            del unread[0]
-            if sequence is not None and sequence.attempt_id.ballot <= record.ballot:
-                self._context.call_ownership.record_end(sequence, RequestState.FAILED, sequence.num_emitted, code)
 
     def _settle(self, state: _SequenceState, failure_code: str) -> None:
         """Records the end of a sequence that the previous owner did not record."""

@@ -18,6 +18,7 @@ from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.tokenizer import CAPABILITY, GrammarTokenizer
 from baton.services.router import routes
 from baton.services.router.streaming.cursor import Cursor
+from baton.services.router.takeover import foreign_calls
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import ImageModel
 from baton.store.store import CallStatus
@@ -219,6 +220,34 @@ async def test_a_router_that_makes_another_prompt_does_not_go_on(tmp_path, is_lo
         first.store.away = False
         async with resumed(first, id) as again:
             check_calls(await again.rest(), expected)
+
+
+async def test_a_call_that_only_other_routers_could_continue_ends(tmp_path, monkeypatch):
+    """Its clients are told to try again until a deadline; then that the answer is lost, for good and on any router."""
+    said = tokens(SAID)
+    async with router_cluster(tmp_path, model=(MODEL, ImageModel()), later_text=CHANGED) as w:
+        first, second = w.routers
+        speak(w, ForcedSpeech(said), 9)
+        async with opened(first, CHAT, **CHAT_WITH_TOOLS) as stream:
+            id = stream.call_id
+            await w.until_emitted(id, 9)
+        await w.until(id, CallStatus.ABANDONED)
+        path = f"/v1/requests/{id}/stream"
+        refused = await second.http.get(path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "prompt_changed")
+        monkeypatch.setattr(foreign_calls, "FOREIGN_DEADLINE_S", 0.0)
+        lost = await second.http.get(path)
+        assert (lost.status_code, lost.json()["error"]["code"]) == (404, "answer_lost")
+        assert "retry-after" not in lost.headers
+        assert "send the request again" in lost.json()["error"]["message"]
+        await w.until(id, CallStatus.ENDED)
+        monkeypatch.setattr(foreign_calls, "FOREIGN_DEADLINE_S", 3600.0)
+        assert (await second.http.get(path)).status_code == 404
+        late = (await first.http.get(path)).text  # it reads what the journal has, and then that there is no more
+        assert "send the request again" in late
+        assert "[DONE]" not in late
+        attempts = [request.id.attempt for request in w.decode.requests if request.id.request_id == id]
+        assert attempts == [first_attempt(1)], "no worker was asked with the other prompt"
 
 
 async def test_a_call_of_an_older_router_names_no_prompt(tmp_path):
