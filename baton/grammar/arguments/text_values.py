@@ -76,6 +76,10 @@ class TextReader:
             text, ensure_ascii=False
         )
 
+    def is_valid_json(self, text: str) -> bool:
+        """True if the text, without the space around it, is JSON."""
+        return _is_json(text.strip(" \t\r\n"))
+
     def is_json(self, text: str) -> bool:
         """True if the text is no string of the schema."""
         return not self.is_free and text not in self.texts

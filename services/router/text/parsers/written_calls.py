@@ -28,6 +28,9 @@ MAX_HEAD_CHARS = 512
 MAX_NESTING = 32
 """Of Python lists and dicts."""
 
+_STRING_REST = re.compile(r'(?:[^"\\\n]|\\[^\n])*')
+"""Of a JSON string, up to its end or to a line end."""
+
 
 @dataclass(frozen=True, slots=True)
 class TagSyntax:
@@ -58,6 +61,8 @@ class TagReader:
         self._value: TextReader | None = None
         self._from = 0  # where its closing tag is looked for
         self._string = JsonStringScan()
+        self._doubtful: int | None = None  # the first closing tag that may be in a string of the value
+        self._rest_at: int | None = None  # what is read of that string
         self._found: dict[str, str] = {}
 
     def read(self, text: str) -> FoundCalls | BlockState:
@@ -103,27 +108,57 @@ class TagReader:
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         own = properties.get(self._key, others) if isinstance(properties, dict) else others
         self._value, self._string = tagged_value(own, root), JsonStringScan()
+        self._doubtful = self._rest_at = None
         return None
 
     def _read_value(self, text: str) -> bool:
-        """False if the end of the value is not there."""
+        """False if the end of the value is not there.
+
+        A closing tag in an open JSON string ends the value after all where what follows is no rest of such a string:
+        a quote was odd. Otherwise the value would go on into the next call.
+        """
         syntax = self._syntax
         if self._value is None or self._key is None:
             raise ValueError("no value has begun")
         while (closed := text.find(syntax.close, self._from)) >= 0:
+            if self._doubtful is not None and self._is_odd(text):
+                return self._end_value(text, self._doubtful)
             after = closed + len(syntax.close)
             rest = text[after : after + MAX_HEAD_CHARS].lstrip(SPACE)
             value = text[self._at : closed].removeprefix("\n").removesuffix("\n")
             may_be_inside = self._value.is_json(value) and self._string.is_open(text, self._at, closed)
             if not may_be_inside and rest.startswith((syntax.opening, syntax.end)):
-                self._found[self._key], self._key, self._at = self._value.read(value), None, after
-                return True
-            if not may_be_inside and _may_begin(rest, syntax) and len(text) - after < MAX_HEAD_CHARS:
+                is_end = self._doubtful is None or self._value.is_valid_json(value)
+                return self._end_value(text, closed if is_end else self._doubtful)
+            is_decided = may_be_inside and self._doubtful is not None
+            if may_be_inside and not is_decided and rest.startswith((syntax.opening, syntax.end)):
+                self._doubtful = self._rest_at = closed
+            elif not is_decided and _may_begin(rest, syntax) and len(text) - after < MAX_HEAD_CHARS:
                 self._from = closed
                 return False
             self._from = closed + 1
         self._from = max(self._from, len(text) - len(syntax.close) + 1)
-        return False
+        return self._doubtful is not None and self._is_odd(text) and self._end_value(text, self._doubtful)
+
+    def _end_value(self, text: str, closed: int | None) -> bool:
+        """The value ends at this closing tag."""
+        if self._value is None or self._key is None or closed is None:
+            raise ValueError("no value has begun")
+        value = text[self._at : closed].removeprefix("\n").removesuffix("\n")
+        self._found[self._key], self._key = self._value.read(value), None
+        self._at = closed + len(self._syntax.close)
+        return True
+
+    def _is_odd(self, text: str) -> bool:
+        """True if the string that holds a doubtful tag has a line end, which JSON does not allow. Reads on only."""
+        if self._rest_at is None:
+            return False
+        rest = _STRING_REST.match(text, self._rest_at)
+        self._rest_at = self._rest_at if rest is None else rest.end()
+        if text.startswith('"', self._rest_at):  # the string has an end
+            self._rest_at = None
+            return False
+        return text.startswith(("\n", "\\\n"), self._rest_at)
 
 
 def _may_begin(rest: str, syntax: TagSyntax) -> bool:

@@ -218,6 +218,35 @@ def test_variants_are_calls(name: str, output: str, arguments: Arguments) -> Non
     assert not found.text
 
 
+ODD = '{"x": "it}'
+ODD_TAG = '["</parameter></function>'
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "calls"),
+    [
+        ("glm", f"<arg_key>to</arg_key>\n<arg_value>{ODD}</arg_value>\n</tool_call>", [{"to": ODD}]),
+        ("glm", f"<arg_key>to</arg_key><arg_value>{ODD}</arg_value><arg_key>at</arg_key>\n<arg_value>x</arg_value>"
+         "</tool_call>", [{"to": ODD, "at": "x"}]),
+        ("glm", f'<arg_key>to</arg_key><arg_value>{ODD}</arg_value></tool_call>\n<tool_call>put\n<arg_key>to</arg_key>'
+         '\n<arg_value>["</arg_value></tool_call>"]</arg_value></tool_call>',
+         [{"to": ODD}, {"to": ["</arg_value></tool_call>"]}]),
+        ("qwen3_coder", f"<parameter=to>{ODD}</parameter>\n</function></tool_call>", [{"to": ODD}]),
+        ("qwen3_coder", f'<parameter=to>{ODD_TAG}",\n 1]</parameter>\n</function></tool_call>',
+         [{"to": ["</parameter></function>", 1]}]),
+        ("qwen3_coder", f'<parameter=to>{ODD_TAG}"]}}</parameter>\n</function></tool_call>', [{"to": '["'}]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seed", range(5))
+def test_an_odd_quote_does_not_swallow_the_next_call(name: str, output: str, calls: list[Arguments], seed: int) -> None:
+    head = "<tool_call>put\n" if name == "glm" else "<tool_call><function=put>"
+    after = WRITERS[name]([("now", {})])
+    found = parse(name, [head + output + "\n" + after])
+    assert [call[1] for call in arguments_of(found.calls)][: len(calls)] == calls
+    assert "now" in [call.name for call in found.calls] or found.text, "the next call is seen"
+    assert parse(name, cut(head + output + "\n" + after, seed)) == found
+
+
 @pytest.mark.parametrize(
     ("name", "output"),
     [
