@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.service.cluster.live_router import LiveRouter, live_router
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
@@ -52,6 +55,22 @@ class ConsoleRecorder:
     def forgive(self, words: str) -> None:
         """Takes out errors with these words: those that a test provokes."""
         self.errors = [error for error in self.errors if words not in error]
+
+
+@asynccontextmanager
+async def watched_router(opened: Opener, **options: Any) -> AsyncIterator[tuple[LiveRouter, Opener]]:
+    """A router of a test's own, and what opens its page. Pages leave it before it ends: one that finds its router gone
+    says so in the console, sooner or later."""
+    async with live_router(**options) as own:
+        pages: list[Any] = []
+
+        async def open_page(hash: str = "", **more: Any) -> Any:
+            pages.append(await opened(hash, url=own.url, **more))
+            return pages[-1]
+
+        yield own, open_page
+        for page in pages:
+            await page.goto("about:blank")
 
 
 async def axe_violations(page: Any) -> list[str]:

@@ -17,7 +17,7 @@ from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 from baton.services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Hold as HoldAction
 from tests.mock_workers import Phase, ScriptedAction
-from tests.page.browser import DESKTOP, WAIT_MS, Opener, ask, axe_violations
+from tests.page.browser import DESKTOP, WAIT_MS, Opener, ask, axe_violations, watched_router
 from tests.service.cluster.live_router import LiveRouter, live_router
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -96,9 +96,9 @@ async def test_stop_aborts_the_request_on_its_worker(opened: Opener, router: Liv
 async def test_the_live_view_follows_a_killed_worker(opened: Opener, browser: Any):
     from playwright.async_api import expect
 
-    async with live_router() as own:
+    async with watched_router(opened) as (own, open_page):
         hold_at(own, 3)
-        page = await opened(url=own.url)
+        page = await open_page()
         await expect(page.locator("[data-worker]")).to_have_count(3)
         answer = asyncio.create_task(own.complete(max_tokens=8))
         chip = page.locator("[data-role=decode] .chip")
@@ -126,8 +126,8 @@ async def test_the_newest_request_stays_until_it_was_read(opened: Opener, browse
     """Under load another one ends before its stages are there: the panel would never show any."""
     from playwright.async_api import expect
 
-    async with live_router() as own:
-        page = await opened(url=own.url)
+    async with watched_router(opened) as (own, open_page):
+        page = await open_page()
         asked: asyncio.Queue[Any] = asyncio.Queue()
         await page.route("**/v1/cluster/requests/*", asked.put)
         first = (await own.complete(max_tokens=4)).headers["x-baton-request-id"]
@@ -143,8 +143,8 @@ async def test_the_newest_request_stays_until_it_was_read(opened: Opener, browse
 async def test_encode_workers_have_cards_with_what_they_report(opened: Opener):
     from playwright.async_api import expect
 
-    async with live_router(num_decode=1) as own:
-        page = await opened(url=own.url)
+    async with watched_router(opened, num_decode=1) as (own, open_page):
+        page = await open_page()
         await expect(page.locator("[data-worker]")).to_have_count(2)
         lane = page.get_by_label("Encode workers")
         await expect(lane).to_have_count(0)
@@ -168,8 +168,8 @@ async def test_encode_workers_have_cards_with_what_they_report(opened: Opener):
 async def test_a_prefill_worker_shows_its_pages_and_its_images(opened: Opener):
     from playwright.async_api import expect
 
-    async with live_router(num_decode=1) as own:
-        page = await opened(url=own.url)
+    async with watched_router(opened, num_decode=1) as (own, open_page):
+        page = await open_page()
         card = page.locator("[data-worker=prefill-0]")
         prefill, pages = own.mock.prefills[0], PageCounts(free=60, cached=4)
         await own.mock.change_load(prefill, pages=pages)
@@ -191,8 +191,8 @@ async def test_a_key_opens_the_page_for_its_own_requests(opened: Opener, tmp_pat
     file.write_text(
         "\n".join(each.line() for each in (make_entry("red", key), make_entry("ops", operator, operator=True)))
     )
-    async with live_router(keys_file=file, num_decode=1) as own:
-        page = await opened(url=own.url)
+    async with watched_router(opened, keys_file=file, num_decode=1) as (_, open_page):
+        page = await open_page()
         field = page.locator("#key")
         await expect(page.get_by_text("needs an API key")).to_be_visible()
         assert "prefill-0" not in await page.content()
@@ -304,8 +304,8 @@ async def test_a_demo_has_buttons_that_kill_a_worker(opened: Opener, router: Liv
     socket, waits = tmp_path / "control", "import signal; signal.sigwait({signal.SIGTERM})"
     async with Supervisor(tmp_path) as supervisor, DemoServer(supervisor).serving(socket):
         child = await supervisor.start(ChildCommand("decode-0", (sys.executable, "-c", waits), {}))
-        async with live_router(num_decode=1, demo_socket=socket) as own:
-            page = await opened(url=own.url)
+        async with watched_router(opened, num_decode=1, demo_socket=socket) as (_, open_page):
+            page = await open_page()
             await page.get_by_role("button", name="Kill prefill-0").click()
             await expect(page.get_by_role("alert")).to_contain_text("no worker 'prefill-0'")
             await page.get_by_role("button", name="Kill decode-0").click()
