@@ -134,7 +134,8 @@ class Scenario:
 
     The first `num_local_prefill` decode workers prefill for themselves too, perhaps without any prefill worker.
     `gives_pages`: all workers give cached pages, and prefill workers import them.
-    `drafts`: decode workers have a drafter. `equal_steps`: prefill steps take equal time.
+    `drafts`: decode workers have a drafter. `draft_trees`: it proposes trees, too. `equal_steps`: prefill steps take
+    equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
     `sessions`: decode's tokens come in sessions. `scheduling`: the rest.
     `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
@@ -159,6 +160,7 @@ class Scenario:
     max_overtakes: int = 64
     gives_pages: bool = False
     drafts: bool = False
+    draft_trees: bool = False
     equal_steps: bool = False
     host_write: TierWrite | None = None
     sessions: bool = False

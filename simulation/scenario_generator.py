@@ -90,6 +90,7 @@ def generate_scenario(seed: int) -> Scenario:
         max_overtakes=order.choice([1, 64]),
         gives_pages=scenario.digests and Random(f"pages {seed}").random() < GIVING_SHARE,
         drafts=drafts,
+        draft_trees=drafts and Random(f"draft trees {seed}").random() < 0.5,
         sessions=Random(f"sessions {seed}").random() < SESSIONS_SHARE,
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
         fits=seed % 10 not in ROUTER_SEEDS and Random(f"fits {seed}").random() < FITS_SHARE,

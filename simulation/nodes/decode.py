@@ -128,7 +128,9 @@ class SimDecode:
         self._gives_pages = scenario.gives_pages
         self._has_images = scenario.images
         self._rots = any(fault.kind is SimFaultKind.ROT for fault in scenario.faults)
-        self._drafter = SimDrafter(process.rng, self._request_of, version) if scenario.drafts else None
+        self._drafter = None
+        if scenario.drafts:
+            self._drafter = SimDrafter(process.rng, self._request_of, version, scenario.draft_trees)
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
         rules = BudgetRules(WorkerRole.DECODE, CONFIG.page_size)
         self._configured = self._loop.budgets()

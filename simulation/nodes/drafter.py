@@ -10,7 +10,7 @@ from random import Random
 
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, banned_tokens
-from baton.engine.drafts.base import Proposal
+from baton.engine.drafts.base import ROOT, Proposal
 from baton.engine.fake_runner import fake_token
 from simulation.checks.invariants import Violation
 from simulation.scenario import VOCAB_SIZE
@@ -20,12 +20,15 @@ MAX_DRAFTS = 4
 
 
 class SimDrafter:
-    """`request_of` finds the request of a row; `version` is that of the worker's model."""
+    """`request_of` finds the request of a row; `version` is that of the worker's model. `trees`: it makes some."""
 
-    def __init__(self, rng: Random, request_of: Callable[[AttemptId], EngineRequest], version: int) -> None:
+    def __init__(
+        self, rng: Random, request_of: Callable[[AttemptId], EngineRequest], version: int, trees: bool = False
+    ) -> None:
         self._rng = rng
         self._request_of = request_of
         self._version = version
+        self._trees = trees
         self._rows: dict[AttemptId, list[int]] = {}
 
     @property
@@ -56,9 +59,11 @@ class SimDrafter:
 
     def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
         """See `Drafter.propose`. Sometimes more than that."""
-        kind = self._rng.choice(["right", "right", "partly", "any", "long", "none"])
+        kind = self._rng.choice(["right", "right", "partly", "any", "long", "none"] + 4 * ["tree"] * self._trees)
         if kind == "none":
             return Proposal()
+        if kind == "tree":
+            return self._tree(id, max_tokens)
         row = list(self._rows[id])
         tokens = []
         for place in range(max_tokens + (3 if kind == "long" else 0)):
@@ -66,6 +71,19 @@ class SimDrafter:
             row.append(self._rng.randrange(VOCAB_SIZE) if lies else self._next_token(id, row))
             tokens.append(row[-1])
         return Proposal(tuple(tokens))
+
+    def _tree(self, id: AttemptId, max_tokens: int) -> Proposal:
+        """A right path among branches of any tokens, with more nodes than a step takes."""
+        tokens, parents, spine, row = list[int](), list[int](), ROOT, list(self._rows[id])
+        for node in range(max_tokens + 2):
+            grows = self._rng.random() < 0.6
+            token = self._next_token(id, row) if grows else self._rng.randrange(VOCAB_SIZE)
+            parents.append(spine if grows or self._rng.random() < 0.5 else self._rng.randrange(ROOT, node))
+            tokens.append(token)
+            if grows:
+                row.append(token)
+                spine = node
+        return Proposal(tuple(tokens), 0, tuple(parents))
 
     def _next_token(self, id: AttemptId, row: Sequence[int]) -> int:
         request = self._request_of(id)

@@ -297,6 +297,25 @@ class KeepsProposalAtPreemption(DecodeScheduler):
         row.tokens += self._kept.get(row.request.id, [])
 
 
+class SettlesTreesBeforeTheWalk(DecodeScheduler):
+    """Takes digests of pages that a rejected node of a tree has filled."""
+
+    def _settle(self, batch: Batch, ends: list[int], by_id: Mapping[AttemptId, DecodeRow]) -> None:
+        pairs = zip(batch.rows, ends, strict=True)
+        super()._settle(batch, [row.start + len(row.tokens) if row.path else end for row, end in pairs], by_id)
+
+
+class AcceptsTreesBehindAFinish(AcceptsBehindAFinish):
+    """The same for paths of trees only."""
+
+    @staticmethod
+    def _walk(
+        batch_row: Row, by_id: Mapping[AttemptId, DecodeRow], sampled: tuple[SampledToken, ...]
+    ) -> tuple[SampledToken, ...]:
+        scheduler = AcceptsBehindAFinish if batch_row.path else DecodeScheduler
+        return scheduler._walk(batch_row, by_id, sampled)
+
+
 class NeverEndsLeases(EncodeScheduler):
     """A pull that has ended keeps its image."""
 

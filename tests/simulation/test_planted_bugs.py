@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.services.decode.scheduler import DecodeScheduler
 from simulation.policies import PolicyClasses
 from simulation.report import describe
 from simulation.run import RunResult, run
@@ -77,6 +78,25 @@ def test_a_planted_bug_is_found(policies: PolicyClasses, rules: set[str]):
     found = next((violation for violation in violations if violation is not None), None)
     assert found is not None, f"not found in {MAX_SEEDS} seeds"
     assert found.rule in rules, str(found)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "first", "rules"),
+    [
+        pytest.param(planted_bugs.SettlesTreesBeforeTheWalk, 140, {"I2"}, id="settled before the walk"),
+        pytest.param(planted_bugs.AcceptsTreesBehindAFinish, 1, {"crash", "I2", "I4"}, id="behind a finish"),
+    ],
+)
+def test_a_planted_bug_of_trees_is_found(scheduler: type[DecodeScheduler], first: int, rules: set[str]):
+    """`first`: the seed to begin with; few seeds cache a page that a rejected node has filled."""
+    drawn = map(generate_scenario, range(first, first + MAX_SEEDS))
+    policies = PolicyClasses(decode_scheduler=scheduler)
+    results = (run(scenario, policies) for scenario in drawn if scenario.draft_trees)
+    found = next((result for result in results if result.violation is not None), None)
+    assert found is not None, f"not found in {MAX_SEEDS} seeds"
+    assert found.violation is not None
+    assert found.violation.rule in rules, str(found.violation)
+    assert run(found.scenario).violation is None
 
 
 def burst_scenario(seed: int) -> Scenario:
