@@ -1,7 +1,7 @@
 """A cluster that drafts answers as one that does not, over HTTP: tokens, log probabilities, finish reasons and usage.
 
 Real processes over both transfers. The reference is the pair of engines in one process, without a drafter. Every test
-asserts that drafts were accepted.
+asserts that drafts were accepted. One decode worker of the cluster proposes chains, the other one trees.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
 from baton.services.local.pair import LocalPair, PairLimits
 from baton.transfer.nixl_agent import nixl_available
-from tests.cluster import Cluster, completion_tokens
+from tests.cluster import Cluster, completion_tokens, links_in
 from tests.exactness.constrained_reference import ConstrainedReference, Draw
 from tests.stream_client import ask, resume, tokens
 from tests.tiny_models import VOCAB_SIZE, add_tokenizer, save_random_model
@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 PAGE_SIZE = 8
 PAGES, CHUNKS = {"page-size": PAGE_SIZE}, {"token-budget": 24}
 NGRAM: dict[str, Any] = {"drafter": "ngram"}
+TREES: dict[str, Any] = {**NGRAM, "draft-tree": "3,2"}
 NUM_TOKENS = 40
 DRAWS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -89,7 +90,14 @@ def cluster(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytes
     with Cluster(
         folder, model=str(model), transport=request.param, flags=PAGES, prefill_flags=CHUNKS, decode_flags=NGRAM
     ) as cluster:
+        cluster.start("decode", "decode-1", TREES)
+        cluster.wait_links(2)
         yield cluster
+
+
+def num_off_chain(cluster: Cluster, name: str) -> float:
+    """Accepted drafts of trees that a chain would not have had."""
+    return cluster.metric(name, "baton_draft_off_chain_total", drafter="ngram")
 
 
 def num_accepted(cluster: Cluster) -> float:
@@ -102,7 +110,7 @@ def complete(cluster: Cluster, prompt: list[int], fields: dict[str, Any], **more
 
 
 def test_tokens_and_logprobs_of_every_draw(cluster: Cluster, plain: PlainEngine) -> None:
-    """Twice: the second time prompts come from the prefix caches, and all of them at once."""
+    """Three times: then prompts come from the prefix caches, at last all of them at once. Both workers draft."""
     cases = [(looping_prompt(seed), DRAWS[name]) for seed, name in enumerate(DRAWS)]
     expected = [plain.output(prompt, fields) for prompt, fields in cases]
     moved, accepted = cluster.bytes_moved, num_accepted(cluster)
@@ -111,7 +119,7 @@ def test_tokens_and_logprobs_of_every_draw(cluster: Cluster, plain: PlainEngine)
         return complete(cluster, *case, logprobs=2)
 
     with ThreadPoolExecutor(len(cases)) as pool:
-        rounds = [[answer(case) for case in cases], list(pool.map(answer, cases))]
+        rounds = [[answer(case) for case in cases], [answer(case) for case in cases], list(pool.map(answer, cases))]
     for answers in rounds:
         for body, output in zip(answers, expected, strict=True):
             assert completion_tokens(body) == [token.token for token in output]
@@ -121,7 +129,10 @@ def test_tokens_and_logprobs_of_every_draw(cluster: Cluster, plain: PlainEngine)
     assert cluster.bytes_moved > moved
     assert cluster.tokens_recomputed == 0
     assert num_accepted(cluster) > accepted
-    assert cluster.metric("decode-0", "baton_verification", bits="exact") == 1
+    for name in ("decode-0", "decode-1"):
+        assert cluster.metric(name, "baton_draft_accepted_total", drafter="ngram") > 0
+        assert cluster.metric(name, "baton_verification", bits="exact") == 1
+    assert num_off_chain(cluster, "decode-0") == 0
 
 
 def test_constrained_output(cluster: Cluster, model: Path) -> None:
@@ -146,6 +157,7 @@ def test_constrained_output(cluster: Cluster, model: Path) -> None:
         assert len(completion_tokens(free.result())) == NUM_TOKENS
     assert alone == expected
     assert together == expected
+    assert num_off_chain(cluster, "decode-0") == 0
 
 
 def test_stops_in_the_middle_of_an_accepted_run(cluster: Cluster, plain: PlainEngine) -> None:
@@ -181,25 +193,42 @@ def test_forced_preemption_and_mixed_batches(model: Path, plain: PlainEngine, tm
 
 
 def test_kills_and_a_worker_that_does_not_draft(model: Path, plain: PlainEngine, tmp_path: Path) -> None:
-    """One decode worker drafts, the other does not: a replay on the other one goes on with the same tokens."""
+    """Trees over the one transport and the other, and a worker that does not draft.
+
+    Two decode workers are killed in one answer, so trees are replayed with trees, or with and from plain steps.
+    """
     prompt, fields, num_tokens = looping_prompt(31), DRAWS["seeded"], 500
     expected = plain.tokens(prompt, fields, num_tokens)
     with Cluster(
-        tmp_path, model=str(model), num_routers=2, flags=PAGES, prefill_flags=CHUNKS, decode_flags=NGRAM
+        tmp_path, model=str(model), num_routers=2, flags=PAGES, prefill_flags=CHUNKS, decode_flags=TREES
     ) as cluster:
-        cluster.start("decode", "decode-1", {"drafter": "none"})
-        cluster.wait_links(2)
+        cluster.start("decode", "decode-1", {"drafter": "none", "draft-tree": ""})
+        cluster.start("decode", "decode-2", {"transport": "stream"})
+        cluster.wait_links(3)
+        used = {way for process in cluster.workers("decode") for way in links_in(process.log.read_text())}
+        assert used == ({"nixl", "stream"} if nixl_available() is None else {"stream"})
         body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
         body |= {**fields, "return_token_ids": True, "ignore_eos": True}
         with ask(cluster.router_urls()[1], body) as events:
             seen = list(itertools.islice(events, 8))
-            (busy,) = [p.name for p in cluster.workers("decode") if cluster.pages(p.name)["live"]]
-            _kill(cluster, busy)
-            seen += itertools.islice(events, 60)
+            killed = _kill_busy(cluster)
+            seen += itertools.islice(events, 40)
+            killed += _kill_busy(cluster)
+            seen += itertools.islice(events, 40)
             _kill(cluster, "router-1")
         with resume(cluster.url, seen[-1]) as events:
             seen += events
         assert [token for token in tokens(seen) if token is not None] == expected
+        if "decode-1" in killed:  # the last one drafts
+            assert num_accepted(cluster) > 0
+
+
+def _kill_busy(cluster: Cluster) -> list[str]:
+    """Kills the decode worker that has the only row. Returns its name."""
+    running = [p.name for p in cluster.workers("decode") if p.expected_running]
+    (busy,) = [name for name in running if cluster.pages(name)["live"]]
+    _kill(cluster, busy)
+    return [busy]
 
 
 def _kill(cluster: Cluster, name: str) -> None:
