@@ -4,7 +4,8 @@
 
 Every step is the model's own, on the worker's scheduler, runner, step-time model and draft budget. The sampler's draw
 is then replaced by the recorded token of its place. So cost, lookup and acceptance are real, and the output is known.
-An oracle drafter is right with a set chance.
+An oracle drafter is right with a set chance; with a tree, at the first two depths a second child is right in half of
+the other cases.
 
 Arms take turns, a block each, with one compute thread. A ratio compares blocks of one rotation; `off again` shows what
 is noise. Times are CPU time of the engine's thread; wall time stands beside it.
@@ -63,7 +64,9 @@ from bench.speculation.transcripts import (
 PAGE_SIZE = 16
 OFF, AGAIN, NGRAM = "off", "off again", "ngram"
 ORACLES = {f"oracle {chance}": chance for chance in (0.0, 0.3, 0.6, 0.9)}
-ARMS = (OFF, AGAIN, NGRAM, *ORACLES)
+TREE_ORACLES = {f"oracle {chance}, tree 2,2": chance for chance in (0.0, 0.6)}
+ARMS = (OFF, AGAIN, NGRAM, *ORACLES, *TREE_ORACLES)
+TREE_DEPTH = 2
 _SOURCE = WorkerId("prefill-0")
 _NO_TIMES = ImportTimes("", "", 0, 0, 0, 0, 0, 0, 0, "v3", 0)
 
@@ -134,6 +137,8 @@ class DraftArm:
     def _drafter(self, arm: str, seed: int) -> Drafter | None:
         if arm in ORACLES:
             return TranscriptDrafter(self._runner.texts, ORACLES[arm], seed)
+        if arm in TREE_ORACLES:
+            return TranscriptDrafter(self._runner.texts, TREE_ORACLES[arm], seed, TREE_DEPTH)
         entry = find_drafter(NGRAM) if arm == NGRAM else None
         return None if entry is None else entry.make(self._vocab_size)
 
@@ -141,7 +146,7 @@ class DraftArm:
 def measure(model: LoadedModel, kind: str, num_rows: int, rotations: int, num_tokens: int, seed: int) -> None:
     """Prints a line for each arm."""
     vocab_size = model.config.vocab_size
-    arms = [arm for arm in ARMS if kind == "copy" or arm not in ORACLES]
+    arms = [arm for arm in ARMS if kind == "copy" or arm in (OFF, AGAIN, NGRAM)]
     runs = {arm: DraftArm(model, arm, num_rows, transcripts(kind, vocab_size, seed), seed) for arm in arms}
     for run in runs.values():
         run.run(num_tokens)  # does not count: the step-time model and the indexes are new
@@ -151,15 +156,24 @@ def measure(model: LoadedModel, kind: str, num_rows: int, rotations: int, num_to
         for arm in rng.sample(arms, len(arms)):
             blocks[arm].append(runs[arm].run(num_tokens))
     for arm in arms[1:]:
-        cpu, wall = (_ratios(blocks[arm], blocks[OFF], seconds) for seconds in (_cpu, _wall))
-        drafts = runs[arm].drafts
-        steps = sum(block.num_steps for block in blocks[arm])
-        per_row_step = sum(block.num_tokens for block in blocks[arm]) / steps / num_rows
-        accepted = "-" if drafts is None else f"{drafts.totals.num_accepted / max(1, drafts.totals.num_drafts):.2f}"
-        print(
-            f"| {kind} | {num_rows} | {arm} | {_band(cpu)} | {_band(wall)} | {per_row_step:.2f} | {accepted} |",
-            flush=True,
-        )
+        print_arm(kind, num_rows, arm, blocks[arm], blocks[OFF], runs[arm].drafts)
+
+
+def print_arm(
+    kind: str,
+    num_rows: int,
+    arm: str,
+    ours: Sequence[BlockTimes],
+    off: Sequence[BlockTimes],
+    drafts: DraftPolicy | None,
+) -> None:
+    """Prints the line of one arm, from its blocks and those without drafts of the same rotations."""
+    cpu, wall = (_ratios(ours, off, seconds) for seconds in (_cpu, _wall))
+    per_row_step = sum(block.num_tokens for block in ours) / sum(block.num_steps for block in ours) / num_rows
+    accepted = "-" if drafts is None else f"{drafts.totals.num_accepted / max(1, drafts.totals.num_drafts):.2f}"
+    print(
+        f"| {kind} | {num_rows} | {arm} | {_band(cpu)} | {_band(wall)} | {per_row_step:.2f} | {accepted} |", flush=True
+    )
 
 
 def _ratios(

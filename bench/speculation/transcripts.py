@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId
-from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, Row, StepOutput
-from baton.engine.drafts.base import Proposal
+from baton.engine.drafts.base import ROOT, Proposal, draft_depths
 from baton.engine.runner import ModelRunner
+from baton.model.sampling.sampler import SampleResult
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 384
 EDIT_EVERY = 40
@@ -61,7 +62,7 @@ def transcripts(kind: str, vocab_size: int, seed: int) -> Iterator[RecordedOutpu
 
 
 class TranscriptRunner:
-    """A model runner whose draws are those of the rows' transcripts."""
+    """A model runner whose draws are those of the rows' transcripts. It walks trees as it draws."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -69,20 +70,28 @@ class TranscriptRunner:
 
     def run(self, batch: Batch) -> StepOutput:
         """The model's step, with other draws."""
-        output = self._runner.run(batch)
-        rows = zip(batch.rows, output.sampled, strict=True)
-        return replace(output, sampled=tuple(self._recorded(row, len(sampled)) for row, sampled in rows))
+        step = self._runner.start(batch)
+        drawn = [token for row in step.batch.rows if row.sample is not None for token in self._recorded(row)]
+        return replace(step, sample_result=SampleResult(torch.tensor(drawn), None)).result()
 
-    def _recorded(self, row: Row, num_draws: int) -> tuple[SampledToken, ...]:
-        first = row.start + row.num_known_tokens
-        text = self.texts[row.id]
-        return tuple(SampledToken(text[place] if place < len(text) else 0) for place in range(first, first + num_draws))
+    def _recorded(self, row: Row) -> list[int]:
+        """The tokens at the places of a row's draws: behind its own token, and behind each draft."""
+        first, text = row.start + row.num_known_tokens, self.texts[row.id]
+        depths = draft_depths(row.parents) if row.parents else range(1, 1 + len(row.drafted))
+        places = [first, *(first + depth for depth in depths)]
+        return [text[place] if place < len(text) else 0 for place in places]
 
 
 class TranscriptDrafter:
-    """Proposes the recorded tokens; each is right with a chance of `acceptance`."""
+    """Proposes the recorded tokens; each is right with a chance of `acceptance`.
 
-    def __init__(self, texts: dict[AttemptId, tuple[int, ...]], acceptance: float, seed: int) -> None:
+    `tree_depth`: so many have a sibling, right with a chance of a half where they are wrong; 0: chains.
+    """
+
+    def __init__(
+        self, texts: dict[AttemptId, tuple[int, ...]], acceptance: float, seed: int, tree_depth: int = 0
+    ) -> None:
+        self._tree_depth = tree_depth
         self._texts = texts
         self._acceptance = acceptance
         self._rng = random.Random(seed)
@@ -104,7 +113,24 @@ class TranscriptDrafter:
         """See `Drafter.propose`."""
         at = self._num_tokens[id]
         tokens = list(self._texts[id][at : at + max_tokens])
+        if self._tree_depth:
+            return self._tree(tokens)
         for place, token in enumerate(tokens):
             if self._rng.random() >= self._acceptance:
                 tokens[place] = token + 1 if token == 0 else token - 1
         return Proposal(tuple(tokens))
+
+    def _tree(self, right: Sequence[int]) -> Proposal:
+        """A path that goes on behind the right one of two siblings, or behind the first."""
+        tokens, parents, spine = list[int](), list[int](), ROOT
+        for depth, token in enumerate(right):
+            wrong = token + 1 if token == 0 else token - 1
+            children = [token if self._rng.random() < self._acceptance else wrong]
+            if depth < self._tree_depth:
+                second = children[0] != token and self._rng.random() < 0.5
+                children.append(token if second else token + 2 if token < 2 else token - 2)
+            first = len(tokens)
+            tokens += children
+            parents += [spine] * len(children)
+            spine = first + (children.index(token) if token in children else 0)
+        return Proposal(tuple(tokens), 0, tuple(parents))

@@ -32,12 +32,13 @@ def test_transcripts_are_endless_and_of_their_lengths():
 
 def test_right_drafts_save_steps(model: LoadedModel):
     steps = {}
-    for arm in (OFF, NGRAM, "oracle 0.9"):
+    for arm in (OFF, NGRAM, "oracle 0.9", "oracle 0.6, tree 2,2"):
         block = DraftArm(model, arm, 1, transcripts("copy", 300, 2), 2).run(80)
         assert 80 <= block.num_tokens < 80 + 16
         assert block.cpu_s > 0
         steps[arm] = block.num_steps
     assert steps[OFF] == 80
+    assert steps["oracle 0.6, tree 2,2"] < 80
     assert steps["oracle 0.9"] < 70
     assert steps[NGRAM] < 80
 
