@@ -1,4 +1,4 @@
-"""A cluster with an EAGLE head answers as one without, over HTTP and both transfers, and drafts after a kill."""
+"""A cluster whose EAGLE head grows trees answers as one without, over HTTP and both transfers, and after a kill."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ CASES = [(looping_prompt(80 + seed), DRAWS[name]) for seed, name in enumerate(("
 def cluster(model: Path, plain: PlainEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two decode workers with one head; one of them has the stream transport alone."""
     reference = HeadReference.of("eagle3", random_head("eagle3"), model)
-    reference.fit([[*prompt, *plain.tokens(prompt, fields)] for prompt, fields in CASES], num_steps=60)
+    reference.fit([[*prompt, *plain.tokens(prompt, fields)] for prompt, fields in CASES], num_steps=120)
     folder = tmp_path_factory.mktemp("eagle")
     head = save_head(reference.tensors, folder / "head")
     flags = {**PAGES, "draft-model": str(head)}
     with Cluster(
-        folder, model=str(model), flags=flags, prefill_flags=CHUNKS, decode_flags={"drafter": "eagle"}
+        folder,
+        model=str(model),
+        flags=flags,
+        prefill_flags=CHUNKS,
+        decode_flags={"drafter": "eagle", "draft-tree": "3,2"},
     ) as cluster:
         cluster.start("decode", "decode-1", {"transport": "stream"})
         cluster.wait_links(2)

@@ -8,6 +8,7 @@ DRAFT_LAYERS, HEADS = "draft layers are those of their tokens", "heads go on fro
 RUNNER, DRAFT_MODEL = "baton/engine/runner.py", "baton/model/drafts/draft_model.py"
 EAGLE, EAGLE_TESTS = "baton/model/drafts/eagle.py", "tests/unit/model/drafts/test_eagle.py"
 TAILS, DEPTHS = "baton/model/drafts/tails.py", "baton/model/drafts/mtp_depths.py"
+GROWING = "tests/unit/model/drafts/test_growing_trees.py"
 ENGINES = "tests/exactness/drafts/test_draft_model.py"
 SELF_DRAFT = f"{ENGINES}::test_a_model_that_drafts_for_itself_is_always_right"
 
@@ -131,6 +132,22 @@ DRAFT_MODEL_BUGS = (
         "first if depth == 0 else torch.cat((first, self._outputs[index]))",
         "first.expand(depth + 1, -1)",
         EAGLE_TESTS,
+    ),
+    PlantedBug(
+        HEADS,
+        "a sibling is the draft of its elder",
+        "baton/model/drafts/growing_trees.py",
+        "            logits[place, sampled.token] = DRAWN_LOGIT",
+        "            pass",
+        f"{GROWING}::test_siblings_are_drawn_without_the_elder_ones",
+    ),
+    PlantedBug(
+        HEADS,
+        "a node goes on from the place before its own",
+        EAGLE,
+        "outputs[index][int64_tensor(segment.parents[1:], device)]",
+        "outputs[index][[*range(segment.num_tokens - 1)]]",
+        f"{GROWING}::test_nodes_are_those_of_the_published_formula",
     ),
     PlantedBug(
         DRAFT_LAYERS,

@@ -24,8 +24,8 @@ from tests.unit.model.drafts.tiny_heads import KINDS, HeadReference, random_head
 
 __all__ = ["models", "target"]
 
-BUSH = (ROOT, 0, ROOT, 0, 1, 1, 4)
-"""Nodes in the order of a policy: generations do not follow one another."""
+BUSH = (ROOT, ROOT, 0, 1, 0, 3, 1)
+"""Two siblings have children, in another order than that of generations: a node's parent is not the place before it."""
 STAR, DEEP = (ROOT, ROOT, ROOT), (ROOT, 0, 1, 2, 2)
 VOCAB_SIZE, TEMPERATURE = 40, 0.8
 TABLE = 2 * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(5))
