@@ -11,8 +11,10 @@ from baton.domain.errors import NeedMedia
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest
 from baton.domain.worker import WorkerRole
+from baton.engine.batch import Row
 from baton.engine.handoff.export_events import Seal
 from baton.engine.mailbox import Mailbox
+from baton.engine.media.exported_embedding import PART_BYTES
 from baton.engine.media.settled_embedding import SettledEmbedding
 from baton.engine.media.store import HeldMedia, MediaStore
 from baton.engine.messages import Fail
@@ -160,3 +162,20 @@ def test_an_intact_copy_of_another_salt_serves():
     assert worker.ends() == {"x": True, "y": True}
     assert [one is damaged for one in held] == [one is not worker.store.get(RED) for one in held]
     assert len(worker.store) == 1
+
+
+def test_a_row_whose_image_another_row_has_lost_ends_too():
+    """Rows of 512 KiB: two to a part. The first prompt of the step shows intact ones, the second one damaged ones."""
+    store: MediaStore[Any, SettledEmbedding] = MediaStore(4 * PART_BYTES)
+    rows = SettledEmbedding.settle(MediaEmbedding(torch.randn(ROWS, PART_BYTES // 8)))
+    store.hold(("", RED), HeldMedia(None, ROWS, None, 0, rows.layers.nbytes, rows))
+    gate = MediaGate(store, ROWS)
+    rows.rows[0, 0] += 1
+    requests = [shows("later", RED), shows("sooner", RED)]
+    step = [
+        Row(one.id, one.tokens[start:end], start, (), None, None, media=one.media)
+        for one, (start, end) in zip(requests, ((3, 5), (0, 3)), strict=True)
+    ]
+    assert gate.check(step[:1]) == []
+    assert [id for id, _ in gate.check(step)] == [requests[1].id, requests[0].id]
+    assert gate.num_damaged == 1
