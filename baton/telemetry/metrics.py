@@ -258,7 +258,7 @@ LINK_BANDWIDTH_BYTES_PER_SECOND = Gauge(
 )
 LINK_TRANSPORT_INFO = Gauge(
     "baton_link_transport_info",
-    "1 for the transport in use.",
+    "1 for the way that the last pages came.",
     ["source", "destination", "transport"],
     registry=REGISTRY,
 )

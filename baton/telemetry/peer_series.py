@@ -23,6 +23,13 @@ class PeerSeries:
         self._series.setdefault(peer, set()).add((metric, values))
         return metric.labels(*values)
 
+    def drop(self, peer: str, metric: PeerMetric) -> None:
+        """Removes the series of `peer` in one metric; idempotent."""
+        series = self._series.get(peer, set())
+        for each in [each for each in series if each[0] is metric]:
+            series.discard(each)
+            metric.remove(*each[1])
+
     def remove(self, peer: str) -> None:
         """Removes every series of `peer`; idempotent."""
         for metric, values in self._series.pop(peer, ()):

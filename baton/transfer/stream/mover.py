@@ -25,7 +25,7 @@ from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
 from baton.transfer.digest import wrong_positions
 from baton.transfer.puller import ThreadedPuller
-from baton.transfer.stream import TRANSPORT
+from baton.transfer.stream import CALLS_PATH, PAGES_PATH, TRANSPORT
 from baton.transfer.stream.link import StreamLink
 from baton.transfer.stream.page_connection import CannotConnect, PageConnection, PageConnections
 from baton.transfer.stream.page_wire import part_pages
@@ -39,16 +39,23 @@ class StreamPuller(ThreadedPuller):
     """Decode's side."""
 
     def __init__(self, memory: PoolMemory, on_event: OnPullEvent, trust: ClusterTrust = OPEN_CLUSTER) -> None:
+        self._paths: dict[WorkerId, str] = {}
+
         def make_mover(wake: Callable[[], None]) -> StreamMover:
-            return StreamMover(memory, wake, trust)
+            return StreamMover(memory, wake, trust, self._paths)
 
         super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
+
+    def path(self, source: WorkerId) -> str:
+        """`stream/tcp` or `stream/grpc`: how the last pages from `source` came; `stream` before the first ones."""
+        return self._paths.get(source, TRANSPORT)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadResult:
-    """Result of a read. `failure` None: every page arrived."""
+    """Result of a read, by way of `path`. `failure` None: every page arrived."""
 
+    path: str
     num_bytes: int
     corrupt: tuple[int, ...]
     failure: str | None
@@ -64,9 +71,17 @@ class _Transfer:
 class StreamMover:
     """See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, memory: PoolMemory, wake: Callable[[], None], trust: ClusterTrust = OPEN_CLUSTER) -> None:
+    def __init__(
+        self,
+        memory: PoolMemory,
+        wake: Callable[[], None],
+        trust: ClusterTrust = OPEN_CLUSTER,
+        paths: dict[WorkerId, str] | None = None,
+    ) -> None:
+        """`paths`: gets how the pages of each source came; other threads may read it."""
         self._memory = memory
         self._wake = wake
+        self._paths = {} if paths is None else paths
         self._trust = trust
         self._verifier = TagVerifier(trust)
         self._links: dict[WorkerId, StreamLink] = {}
@@ -79,6 +94,7 @@ class StreamMover:
 
     def unlink(self, source: WorkerId) -> None:
         link = self._links.pop(source, None)
+        self._paths.pop(source, None)
         if link is not None:
             self._retired.append(link)
             self._drop_drained()
@@ -122,6 +138,9 @@ class StreamMover:
             return True
         landed = transfer.outcome.result()
         transfer.active.num_bytes = landed.num_bytes
+        source = transfer.link.info.worker_id
+        if landed.num_bytes and self._links.get(source) is transfer.link:
+            self._paths[source] = landed.path
         if landed.failure is None:
             transfer.active.complete(landed.corrupt)
         else:
@@ -177,7 +196,7 @@ class _Read:
             raise
         except (LinkBroken, OSError) as error:
             failure = str(error) or type(error).__name__
-        return self._result(failure)
+        return self._result(PAGES_PATH, failure)
 
     def by_call(self, link: StreamLink, request: handoff_pb2.ReadPagesRequest) -> _ReadResult:
         """Reads by a call of the Handoff service."""
@@ -201,7 +220,7 @@ class _Read:
             finally:
                 if call is not None:
                     call.cancel()
-        return self._result(failure)
+        return self._result(CALLS_PATH, failure)
 
     def _receive(self, connection: PageConnection, pages: Sequence[PageId], until: float) -> None:
         """Receives the next pages, where they belong if the host can reach it."""
@@ -234,8 +253,8 @@ class _Read:
         write_leading(self._memory, pages[:num_pages], [data[start : start + page_bytes] for start in edges])
         return num_pages
 
-    def _result(self, failure: str | None) -> _ReadResult:
-        return _ReadResult(self._num_pages * self._page_bytes, tuple(self._corrupt), failure)
+    def _result(self, path: str, failure: str | None) -> _ReadResult:
+        return _ReadResult(path, self._num_pages * self._page_bytes, tuple(self._corrupt), failure)
 
 
 def _blames_connection(error: object, deadline: float) -> bool:

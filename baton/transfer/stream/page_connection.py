@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from threading import Lock
 
 from baton.domain.errors import LinkBroken
 from baton.rpc.call_token import CallTokenIssuer
 from baton.transfer.stream import page_wire
+from baton.transfer.stream.host_lookup import HostLookup
 
 CONNECT_S = 1.0
-"""Longest wait for a connection to open; the read goes on as a call then."""
+"""Longest wait for a connection to open, the lookup of its host included; the read goes on as a call then."""
 
 
 class CannotConnect(LinkBroken):
@@ -26,17 +28,14 @@ class ReadRefused(LinkBroken):
 class PageConnection:
     """One connection. Raises `OSError` when it breaks; a broken one must be closed."""
 
-    def __init__(self, address: tuple[str, int], deadline: float) -> None:
-        """Raises `CannotConnect`, and `TimeoutError` if `deadline` comes first."""
-        left_s = page_wire.time_left(deadline)
-        try:
-            self._socket = socket.create_connection(address, min(CONNECT_S, left_s))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name
-            if isinstance(error, TimeoutError) and left_s < CONNECT_S:
-                raise
-            raise CannotConnect(f"no page connection to {address[0]}:{address[1]}: {error}") from error
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self.num_reads = 0
+
+    @property
+    def usable(self) -> bool:
+        """False if it has ended while it was idle, or its source has sent what nobody asked for."""
+        return page_wire.is_quiet(self._socket)
 
     def request(self, token: bytes, body: bytes, num_bytes: int, deadline: float) -> None:
         """Asks for pages of `num_bytes`, and reads the head of the answer. Raises `ReadRefused` for another one."""
@@ -67,7 +66,8 @@ class PageConnections:
     """The connections of a link to `address`. `request` lends one whose answer has begun."""
 
     def __init__(self, address: tuple[str, int], issuer: CallTokenIssuer) -> None:
-        self.address = address
+        self._address = address
+        self._host = HostLookup(*address)
         self._issuer = issuer
         self._lock = Lock()
         self._idle: list[PageConnection] = []
@@ -118,12 +118,11 @@ class PageConnections:
                     self._give_back(connection, intact=False)
 
     def _take(self, deadline: float) -> PageConnection:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-            if connection is not None:
-                self._lent.add(connection)
-                return connection
-        connection = PageConnection(self.address, deadline)
+        while (kept := self._take_kept()) is not None:
+            if kept.usable:
+                return kept
+            self._give_back(kept, intact=False)
+        connection = self._open(deadline)
         with self._lock:
             closed = self._closed
             if not closed:
@@ -132,6 +131,41 @@ class PageConnections:
             connection.close()
             raise CannotConnect("the link is closed")
         return connection
+
+    def _take_kept(self) -> PageConnection | None:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+            if connection is not None:
+                self._lent.add(connection)
+            return connection
+
+    def _open(self, deadline: float) -> PageConnection:
+        """Raises `CannotConnect`, and `TimeoutError` if `deadline` comes first."""
+        left_s = page_wire.time_left(deadline)
+        try:
+            return PageConnection(self._connect(min(deadline, time.monotonic() + CONNECT_S)))
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name
+            if isinstance(error, TimeoutError) and left_s < CONNECT_S:
+                raise
+            host, port = self._address
+            why = str(error) or "no answer in time"
+            raise CannotConnect(f"no page connection to {host}:{port}: {why}") from error
+
+    def _connect(self, until: float) -> socket.socket:
+        """Tries each address of the host for an equal share of the time. Raises `OSError` or `UnicodeError`."""
+        failure: OSError | None = None
+        addresses = self._host.addresses(page_wire.time_left(until))
+        for number, (family, address) in enumerate(addresses):
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(page_wire.time_left(until) / (len(addresses) - number))
+                connection.connect(address)
+                page_wire.prepare(connection)
+                return connection
+            except OSError as error:
+                connection.close()
+                failure = error
+        raise failure or OSError("the host has no address")
 
     def _give_back(self, connection: PageConnection, *, intact: bool) -> None:
         with self._lock:

@@ -25,6 +25,8 @@ from baton.rpc.request_budget import MAX_CONTROL_BYTES
 from baton.transfer.stream import page_wire
 
 MAX_CONNECTIONS = 512
+MAX_STRANGERS = 64
+"""Connections without a valid request yet. The oldest of them makes room: a reader sends its request at once."""
 FIRST_REQUEST_S = 10.0
 """Time from the opening of a connection to its first whole request."""
 REQUEST_S = 10.0
@@ -33,8 +35,6 @@ STALL_S = 20.0
 """How long a caller may take nothing of its answer."""
 CLOSE_S = 2.0
 RETRY_S = 0.05
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""In seconds: the host of an idle caller that has vanished is noticed after 25 s."""
 _log = structlog.get_logger(__name__)
 
 
@@ -56,7 +56,10 @@ class PageServer:
         self._memory = memory
         self._verifier = CallTokenVerifier(trust.keys("call-token") or (OPEN_CLUSTER_KEY,), incarnation)
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
         self._open: dict[socket.socket, threading.Thread] = {}
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._displaced: set[socket.socket] = set()  # their threads are about to end
         self._closed = threading.Event()
         try:
             self._listener = _listen(host.strip("[]"), port)
@@ -97,30 +100,47 @@ class PageServer:
             thread = threading.Thread(
                 target=self._serve, args=(connection, f"{peer[0]}:{peer[1]}"), name="baton-pages", daemon=True
             )
-            with self._lock:
-                refused = self._closed.is_set() or len(self._open) >= MAX_CONNECTIONS
-                if not refused:
-                    self._open[connection] = thread
-            if refused or not self._started(thread, connection):
+            if not self._admit(connection, thread) or not self._started(thread, connection):
                 connection.close()
+
+    def _admit(self, connection: socket.socket, thread: threading.Thread) -> bool:
+        """Enters a connection, if there is room for it."""
+        with self._left:
+            self._left.wait_for(lambda: len(self._open) < MAX_CONNECTIONS or not self._displaced, CLOSE_S)
+            if self._closed.is_set() or len(self._open) >= MAX_CONNECTIONS:
+                return False
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                self._displaced.add(oldest)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+            self._open[connection] = thread
+            self._strangers[connection] = None
+            return True
+
+    def _leave(self, connection: socket.socket) -> None:
+        """Removes and closes a connection. Under the lock, so that nobody shuts down a descriptor of another use."""
+        with self._lock:
+            self._open.pop(connection, None)
+            self._strangers.pop(connection, None)
+            self._displaced.discard(connection)
+            connection.close()
+            self._left.notify()
 
     def _started(self, thread: threading.Thread, connection: socket.socket) -> bool:
         try:
             thread.start()
         except RuntimeError as error:  # the process may have no more threads
             _log.warning("page_connection_refused", reason=str(error))
-            with self._lock:
-                self._open.pop(connection, None)
+            self._leave(connection)
             return False
         return True
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
         """The root of a connection's thread."""
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            page_wire.prepare(connection)
             deadline = time.monotonic() + FIRST_REQUEST_S
             while self._answer(connection, peer, deadline):
                 connection.settimeout(None)
@@ -131,9 +151,7 @@ class PageServer:
             if not self._closed.is_set():
                 _log.debug("page_connection_ended", reason=str(error))
         finally:
-            with self._lock:
-                self._open.pop(connection, None)
-            connection.close()
+            self._leave(connection)
 
     def _answer(self, connection: socket.socket, peer: str, deadline: float) -> bool:
         """Answers one request; False if it was refused."""
@@ -145,6 +163,8 @@ class PageServer:
             reason = str(refused).encode()[: page_wire.MAX_REASON_BYTES]
             page_wire.send(connection, [page_wire.HEAD.pack(page_wire.REFUSED, len(reason)), reason], STALL_S)
             return False
+        with self._lock:
+            self._strangers.pop(connection, None)
         memory, pages = self._memory, request.pages
         num_bytes = request.leading_bytes or memory.page_bytes
         head = page_wire.HEAD.pack(page_wire.PAGES, len(pages) * num_bytes)

@@ -23,6 +23,8 @@ PART_BYTES = 1024 * 1024
 """Most page bytes that are handled at once, or one page if that is more."""
 MAX_PART_PAGES = 512
 """Of small pages; the operating system takes 1,024 buffers at once."""
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""In seconds: a peer whose host has vanished is noticed after 25 s."""
 
 
 class ConnectionEnded(OSError):
@@ -59,6 +61,26 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
     if num_bytes:
         receive_into(connection, [memoryview(found)], deadline)
     return bytes(found)
+
+
+def prepare(connection: socket.socket) -> None:
+    """Sets the options of a new connection: small messages leave at once, an idle one is probed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def is_quiet(connection: socket.socket) -> bool:
+    """True if nothing has come on an idle connection: neither its end nor an error, nor bytes that nobody asked for."""
+    connection.setblocking(False)
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], stall_s: float) -> None:

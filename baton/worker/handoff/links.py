@@ -191,6 +191,7 @@ class PeerLinks:
         self._series.labels(source, metrics.TRANSFER_BYTES_TOTAL, *labels).inc(event.num_bytes)
         self._series.labels(source, metrics.TRANSFER_SECONDS, *labels).observe(event.seconds)
         self._series.labels(source, metrics.TRANSFER_DESCRIPTORS, *labels).observe(len(event.pull.local_pages))
+        self._follow_path(source)
 
     def observe_import(self, source: WorkerId, times: ImportTimes) -> None:
         """Records the exposed transfer time of a committed import, unless its source has left."""
@@ -347,6 +348,18 @@ class PeerLinks:
         self._set_state(id, works=False)
         self._puller.disconnect(id)
 
+    def _follow_path(self, source: WorkerId) -> None:
+        """A link may go on by another way: a reader of the stream falls back to calls, and returns."""
+        link, path = self._links[source], self._puller.path(source)
+        if path != link.path:
+            log.info("link_path_changed", source=source, before=link.path, path=path)
+            self._links[source] = replace(link, path=path)
+            self._report_path(source, path)
+
+    def _report_path(self, source: WorkerId, path: str) -> None:
+        self._series.drop(source, metrics.LINK_TRANSPORT_INFO)
+        self._series.labels(source, metrics.LINK_TRANSPORT_INFO, source, self._identity.worker_id, path).set(1)
+
     def _drop(self, id: WorkerId, reason: str) -> None:
         del self._links[id], self._pulled[id]
         log.warning("link_down", source=id, reason=reason)
@@ -360,7 +373,7 @@ class PeerLinks:
         self._set_state(peer, works=True)
         bandwidth = metrics.LINK_BANDWIDTH_BYTES_PER_SECOND
         self._series.labels(peer, bandwidth, peer, me).set(record.bandwidth_bytes_per_s)
-        self._series.labels(peer, metrics.LINK_TRANSPORT_INFO, peer, me, link.path).set(1)
+        self._report_path(peer, link.path)
         log.info(
             "link_up",
             source=peer,

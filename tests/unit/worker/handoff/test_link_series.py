@@ -109,3 +109,27 @@ def test_a_link_of_nixl_over_tcp_is_logged_as_a_danger(path: str, warned: bool, 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(look(links, registry, prefill_record(1)))
     assert ("link_over_tcp" in [entry["event"] for entry in logs]) == warned
+
+
+def transport_labels() -> set[str]:
+    samples = [sample for family in metrics.LINK_TRANSPORT_INFO.collect() for sample in family.samples]
+    return {sample.labels["transport"] for sample in samples if sample.value == 1}
+
+
+def test_the_label_of_a_link_follows_its_path(monkeypatch: pytest.MonkeyPatch):
+    """A reader of the stream that falls back to calls, and returns: never two labels, never an old one."""
+
+    async def observe() -> None:
+        links, registry = links_and_registry(grace_s=3600.0)
+        for path in ("stream/tcp", "stream/grpc", "stream/tcp"):
+            monkeypatch.setattr(Puller, "path", lambda puller, source, path=path: path)
+            if not links.up():
+                await look(links, registry, prefill_record(1))
+            links.observe_pull(WorkerId("prefill-0"), PullEvent(PULL, PullOutcome.DONE, 64, 0.1))
+            assert transport_labels() == {path}
+            assert [record.path for record in links.records()] == [link.path for link in links.up()] == [path]
+        await look(links, registry, replace(prefill_record(1), status=WorkerStatus.DRAINING))
+        await look(links, registry)
+
+    asyncio.run(observe())
+    assert num_series() == 0
