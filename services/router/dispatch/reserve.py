@@ -23,7 +23,7 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, NoRoom, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
-from baton.domain.worker import NAMED_LOGPROBS, PROMPT_SCORES, TOKEN_BANS, WorkerRole
+from baton.domain.worker import WorkerRole
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, encode_id
@@ -32,7 +32,7 @@ from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.cache_index.affinity import KeyAffinity
 from baton.services.router.dispatch.placement.pair import Pair
-from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery
+from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery, needs_of
 from baton.services.router.dispatch.prefill.early_start import EarlyStartLimit, has_room_twice
 from baton.services.router.dispatch.prefill.prefill_run import PrefillRun, PrefillSpec, StartPrefill
 from baton.services.router.dispatch.worker_errors import (
@@ -95,25 +95,21 @@ class ReserveLimits:
     worker_wait_s: float
 
 
-def needs_of(request: EngineRequest) -> frozenset[str]:
-    """Capabilities without which a worker would ignore a part of the request."""
-    needs = set()
-    if request.prompt_logprobs is not None:
-        needs.add(PROMPT_SCORES)
-    if request.sampling.allowed_token_ids or request.sampling.bad_words:
-        needs.add(TOKEN_BANS)
-    if request.sampling.logprob_token_ids:
-        needs.add(NAMED_LOGPROBS)
-    return frozenset(needs)
-
-
 class ReserveFailure(AttemptFailure):
-    """`Reserve` failed on `pair`. The worker may hold a reservation nevertheless."""
+    """`Reserve` failed on `pair`. The worker may hold a reservation nevertheless.
+
+    `early`: what ended a prefill that had begun before; the next attempt avoids that, too.
+    """
 
     def __init__(self, failure: AttemptFailure, pair: Pair, *, counted: bool = True) -> None:
         super().__init__(failure.error, failure.fault_source, refusal=failure.refusal, counted=counted)
         self.unreached = isinstance(failure.error, WorkerLost)
         self.pair = pair
+        self.early: BaseException | None = None
+
+    def avoid(self, avoided: Avoided, pair: Pair) -> Avoided:
+        avoided = super().avoid(avoided, pair)
+        return self.early.avoid(avoided, pair) if isinstance(self.early, AttemptFailure) else avoided
 
 
 @dataclass(slots=True)
@@ -219,6 +215,8 @@ class Reserver:
             self._end_prefill(search, DeadlineExceeded.code)
             raise self._timeout_error(request, fingerprint) from None
         except BaseException as error:
+            if isinstance(error, ReserveFailure) and search.prefill is not None:
+                error.early = search.prefill.failure
             self._end_prefill(search, abort_reason(error))
             raise
 
@@ -289,6 +287,7 @@ class Reserver:
         reply = None
         try:
             self._start_if_room(search, pair, keys)
+            self._early_starts.on_asked(pair.decode.incarnation, request.id, self._clock())
             reply = await self._workers.decode_stub(pair.decode).Reserve(
                 message, timeout=self._limits.reserve_timeout_s, metadata=search.metadata
             )
@@ -302,6 +301,7 @@ class Reserver:
             lost = lost_worker(WorkerRole.DECODE, "was lost before it replied")
             raise self._reserve_failure(lost, pair, request.id) from None
         finally:
+            self._early_starts.on_answered(pair.decode.incarnation, request.id)
             if reply is None:
                 self._workers.on_ended(request.id)
                 self._aborts.send(request.id, pair.decode, "reserve unanswered")
@@ -322,7 +322,7 @@ class Reserver:
             return
         search.may_start = False  # the view of the other workers is no newer
         now, request = self._clock(), search.request
-        if not self._early_starts.allows(now) or not has_room_twice(pair, len(request.tokens)):
+        if not self._early_starts.allows(now, pair.decode.incarnation) or not has_room_twice(pair, len(request.tokens)):
             return
         search.prefill = self._start_prefill(PrefillSpec(pair, request, keys, search.deadline, search.metadata))
         search.query = replace(search.query, prefill=pair.prefill.incarnation)
@@ -334,8 +334,6 @@ class Reserver:
             return
         if not isinstance(failure, AttemptFailure):
             raise failure
-        if failure.unready:
-            self._workers.suspect(pair.prefill, failure.error, search.request.id)
         error = ReserveFailure(failure, pair, counted=failure.counted)
         error.unreached = error.unreached and not search.prefill.accepted
         raise error
@@ -351,6 +349,8 @@ class Reserver:
         """Ends a prefill that has no reservation. Idempotent."""
         prefill, search.prefill = search.prefill, None
         if prefill is not None:
+            if isinstance(failure := prefill.failure, AttemptFailure) and failure.unready:
+                self._workers.suspect(prefill.worker, failure.error, search.request.id)
             prefill.close()
             self._aborts.send(search.request.id, prefill.worker, reason)
             EARLY_PREFILLS_TOTAL.labels(outcome).inc()

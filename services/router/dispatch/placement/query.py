@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, PageKey
+from baton.domain.request import EngineRequest
+from baton.domain.worker import NAMED_LOGPROBS, PROMPT_SCORES, TOKEN_BANS
 from baton.services.router.dispatch.placement.pair import Pair
 
 
@@ -52,3 +54,15 @@ class PlacementQuery:
     last: tuple[Incarnation, Incarnation] | None = None
     processor: str = ""
     prefill: Incarnation | None = None
+
+
+def needs_of(request: EngineRequest) -> frozenset[str]:
+    """Capabilities without which a worker would ignore a part of the request."""
+    needs = set()
+    if request.prompt_logprobs is not None:
+        needs.add(PROMPT_SCORES)
+    if request.sampling.allowed_token_ids or request.sampling.bad_words:
+        needs.add(TOKEN_BANS)
+    if request.sampling.logprob_token_ids:
+        needs.add(NAMED_LOGPROBS)
+    return frozenset(needs)

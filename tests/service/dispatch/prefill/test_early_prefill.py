@@ -10,11 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.domain.errors import WorkerLost
+from baton.domain.errors import Broken, Draining, WorkerLost
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.rpc.gen import decode_pb2, prefill_pb2
+from baton.services.router.dispatch.prefill import early_start
 from baton.services.router.dispatch.reserve import ReserveLimits
 from baton.services.router.generation import TokenChunk
 from baton.telemetry.metrics import EARLY_PREFILLS_TOTAL
@@ -210,6 +211,47 @@ async def test_a_lost_reservation_ends_the_prefill():
         with pytest.raises(WorkerLost):
             await w.generate(sequence())
         assert await w.prefill.aborted(FIRST) == "worker_lost"
+
+
+@pytest.mark.parametrize("code", [Draining.code, Broken.code])
+async def test_a_prefill_that_failed_beside_a_lost_reservation_is_avoided(code):
+    """Both workers of a pair fail at once, as on a host that is stopped: neither gets the next attempt."""
+
+    class LostDecode(MockDecode):
+        async def Reserve(  # gRPC's name
+            self, message: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> decode_pb2.ReserveReply:
+            await self._run_action(Phase.RESERVE)  # holds it
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "stopped")
+
+    lost = LostDecode("decode-9", HELD)
+    async with world([(ScriptedAction(Phase.ACCEPT, Fail(code), times=9),), ()], [()]) as w:
+        w.cluster.decodes.insert(0, lost)
+        await lost.start()
+        await w.cluster.change_load(w.cluster.decodes[1], running_rows=4)
+        await w.cluster.change_load(w.cluster.prefills[1], waiting_tokens=200)
+        await two_refreshes(w)
+        run = asyncio.create_task(w.generate(sequence()))
+        await w.prefill.reached(Phase.ACCEPT)
+        await until(w, lambda: not any(task.get_name().startswith("prefill-r") for task in asyncio.all_tasks()))
+        lost.release()
+        assert tokens(await run) == scripted(5)
+        assert len(w.timings.timers[0].trace(0.0).attempts) == 2
+        assert [request.id.attempt for request in w.cluster.prefills[1].requests] == [2]
+
+
+async def test_a_decode_worker_that_hangs_gets_no_more_prompts_begun(monkeypatch):
+    monkeypatch.setattr(early_start, "MAX_SILENCE_S", 0.0)
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Hold(), times=2),)]) as w:
+        first = asyncio.create_task(w.generate(sequence("a")))
+        await w.decode.reached(Phase.RESERVE)
+        await w.prefill.reached(Phase.SEALED)
+        second = asyncio.create_task(w.generate(sequence("b")))
+        await w.decode.reached(Phase.RESERVE, times=2)
+        await two_refreshes(w)
+        assert {request.id.request_id for request in w.prefill.requests} == {"a"}
+        w.decode.release()
+        assert [tokens(await run) for run in (first, second)] == [scripted(5)] * 2
 
 
 async def test_a_sequence_that_ends_with_its_first_token_reserves_nothing():
