@@ -11,6 +11,7 @@ from tests.planted.tables.event_bugs import EVENT_BUGS
 from tests.planted.tables.latent_bugs import LATENT_BUGS
 from tests.planted.tables.media_bugs import MEDIA_BUGS
 from tests.planted.tables.overlap_bugs import OVERLAP_BUGS
+from tests.planted.tables.page_connection_bugs import PAGE_CONNECTION_BUGS
 from tests.planted.tables.prefill_bugs import PREFILL_BUGS
 from tests.planted.tables.promise_bugs import PROMISE_BUGS
 from tests.planted.tables.session_bugs import SESSION_BUGS
@@ -33,7 +34,7 @@ BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
     *LATENT_BUGS, *CHAIN_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
     *TOOL_BUGS, *SESSION_BUGS,
-    *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
+    *PAGE_CONNECTION_BUGS, *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
         "given.add_error(name, field.meaning)", "pass",
