@@ -10,7 +10,14 @@ from typing import Any
 
 from baton.services.router.openai.bounds import MAX_TOOLS
 from baton.services.router.openai.fields import Fields, short_repr
-from baton.services.router.openai.tools.reader import CHOICE, PARALLEL, TOOLS, is_definition
+from baton.services.router.openai.tools.reader import (
+    CHOICE,
+    NO_OBJECT,
+    PARALLEL,
+    TOOLS,
+    is_definition,
+    takes_object,
+)
 
 FUNCTIONS, FUNCTION_CALL = "functions", "function_call"
 _NEWER = {FUNCTIONS: TOOLS, FUNCTION_CALL: CHOICE}
@@ -52,7 +59,12 @@ def _definitions(fields: Fields) -> list[dict[str, Any]]:
     for index in wrong:
         shape = '{"name": ..., "parameters": {...}}'
         fields.add_error(f"{FUNCTIONS}[{index}]", f"must be a function such as {shape}, not {short_repr(value[index])}")
-    return [] if wrong else tools
+    if wrong:
+        return []
+    others = [index for index, tool in enumerate(tools) if not takes_object(tool["function"])]
+    for index in others:
+        fields.add_error(f"{FUNCTIONS}[{index}].parameters", NO_OBJECT)
+    return [] if others else tools
 
 
 def _choice(fields: Fields) -> object:

@@ -34,6 +34,7 @@ from baton.services.router.text.text_model import TextModel
 TOOLS, CHOICE, PARALLEL = "tools", "tool_choice", "parallel_tool_calls"
 TOOL_FIELDS = frozenset({TOOLS, CHOICE, PARALLEL})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+NO_OBJECT = "must be a schema of an object: the arguments of a call are one"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -111,7 +112,18 @@ def _read_definitions(fields: Fields) -> list[dict[str, Any]]:
     for index in wrong:
         shape = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
         fields.add_error(f"{TOOLS}[{index}]", f"must be a tool such as {shape}, not {short_repr(value[index])}")
-    return [] if wrong else value
+    if wrong:
+        return []
+    others = [index for index, tool in enumerate(value) if not takes_object(tool["function"])]
+    for index in others:
+        fields.add_error(f"{TOOLS}[{index}].function.parameters", NO_OBJECT)
+    return [] if others else value
+
+
+def takes_object(function: Mapping[str, Any]) -> bool:
+    """True if the schema of a function's parameters, so far as its type says, allows an object."""
+    kind = (function.get("parameters") or {}).get("type")
+    return kind is None or kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
 def is_definition(value: object) -> bool:

@@ -92,6 +92,8 @@ async def test_calls_and_answers_of_the_older_form_are_history():
 
 
 TOOL = {"type": "function", "function": {"name": "add"}}
+NOW_TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": ["object", "null"]}}}
+LIST_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": ["array", "null"]}}}
 ASSISTANT: dict[str, Any] = {"role": "assistant", "content": None}
 
 
@@ -101,6 +103,8 @@ ASSISTANT: dict[str, Any] = {"role": "assistant", "content": None}
         ({"functions": []}, "functions", "a list of 1 to 128 functions"),
         ({"functions": [WEATHER, {"name": "no spaces"}]}, "functions[1]", "must be a function"),
         ({"functions": [NOW, NOW]}, "functions", "must have different names"),
+        ({"functions": [{"name": "f", "parameters": {"type": "array"}}]}, "functions[0].parameters", "of an object"),
+        ({"tools": [NOW_TOOL, LIST_TOOL], "tool_choice": "required"}, "tools[1].function.parameters", "of an object"),
         ({"functions": [NOW], "tools": [TOOL]}, "functions", "cannot be combined with tools"),
         ({"functions": [NOW], "tool_choice": "auto"}, "functions", "cannot be combined with tool_choice"),
         ({"function_call": "auto"}, "function_call", "needs functions"),
