@@ -269,10 +269,13 @@ class Flusher:
         self._queue.drop_journal(sync)
 
     def _update_status(self, *, complete: bool) -> None:
-        """Records a success. `complete`: everything that was due at its start has been written."""
+        """Records a success. `complete`: everything that was due at its start, and can be, has been written.
+
+        Ends that the store had once are not waited for: new calls go before them.
+        """
         if self._queue.empty:
             self._drained.set()
-        if complete and self._queue.next_sync() is None:
+        if complete and not self._queue.lags:
             self._set_degraded(False, "everything is written")
 
     async def _wait_for_work(self, wait_s: float) -> None:

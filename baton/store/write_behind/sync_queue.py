@@ -67,6 +67,7 @@ class SyncQueue:
         self._max_ended_tokens = max_ended_tokens
         self._call_of: dict[RequestId, CallSync] = {}  # sequence id -> its open call
         self._waiting: dict[RecordSync | CallSync, None] = {}  # records to write at once, in order
+        self._rechecks: dict[RecordSync | CallSync, None] = {}  # written to the end, and perhaps lost since; in order
         self._held: dict[RecordSync | CallSync, None] = {}  # records to write with the next journals, in order
         self._ended: dict[RecordSync | CallSync, int] = {}  # ended, and not written to the end -> tokens kept for it
         self._num_ended_tokens = 0
@@ -77,17 +78,23 @@ class SyncQueue:
     @property
     def num_pending(self) -> int:
         """Sequences and calls whose last change, or last token, is not in the store yet."""
-        return len(self._waiting.keys() | self._held.keys() | self.due_journals.keys() | self._ended.keys())
+        waiting = self._waiting.keys() | self._rechecks.keys() | self._held.keys()
+        return len(waiting | self.due_journals.keys() | self._ended.keys())
 
     @property
     def empty(self) -> bool:
         """Everything is in the store."""
-        return not (self._waiting or self._held or self.due_journals or self._ended)
+        return not (self._waiting or self._rechecks or self._held or self.due_journals or self._ended)
 
     @property
     def has_due(self) -> bool:
         """There is something for the next flush of journals."""
         return bool(self.due_journals or self._held)
+
+    @property
+    def lags(self) -> bool:
+        """The store lacks a record that cannot wait. It may have lost others, which it has had to their ends."""
+        return bool(self._waiting)
 
     @property
     def over_limit(self) -> bool:
@@ -97,10 +104,11 @@ class SyncQueue:
     def next_sync(self) -> RecordSync | CallSync | None:
         """The sync that has waited longest, of those whose record cannot wait for the next journals.
 
-        It stays first until its record is written or the store fails. A call goes before its own.
+        It stays first until its record is written or the store fails. A call goes before its own, and what the store
+        has not had before what it may have lost: after a reset, thousands of ended records are read one by one.
         """
-        sync = next(iter(self._waiting), None)
-        if isinstance(sync, RecordSync) and sync.call in self._waiting:
+        sync = next(iter(self._waiting), None) or next(iter(self._rechecks), None)
+        if isinstance(sync, RecordSync) and (sync.call in self._waiting or sync.call in self._rechecks):
             return sync.call
         return sync
 
@@ -124,7 +132,8 @@ class SyncQueue:
     def update(self, sync: RecordSync | CallSync) -> None:
         """Puts a changed sync where its phase requires, and the ended call that waits for its journal."""
         phase = sync.phase
-        for wanted, syncs in ((SyncPhase.WRITE, self._waiting), (SyncPhase.HOLD, self._held)):
+        at_once = self._rechecks if sync.was_written else self._waiting
+        for wanted, syncs in ((SyncPhase.WRITE, at_once), (SyncPhase.HOLD, self._held)):
             if phase is wanted:
                 syncs.setdefault(sync)
             else:
@@ -151,8 +160,9 @@ class SyncQueue:
         """
         family = [sync, *sync.sequences.values()] if isinstance(sync, CallSync) else [sync]
         for each in family:
-            if each in self._waiting:
-                self._waiting[each] = self._waiting.pop(each)
+            for syncs in (self._waiting, self._rechecks):
+                if each in syncs:
+                    syncs[each] = syncs.pop(each)
 
     def next_batch(self, *, due: bool, journals_alone: bool = False) -> WriteBatch:
         """The writes for one round trip: of records that cannot wait and, if `due`, of all others and of journals.
@@ -162,7 +172,7 @@ class SyncQueue:
         if journals_alone:
             journals = self._next_journals(set(), 0)
             return WriteBatch((), journals, complete=False)
-        waiting = [*self._waiting]
+        waiting = [*self._waiting, *self._rechecks]
         if due:
             waiting += [*self._held, *filter(attrgetter("ended"), self.due_journals)]
         chains, planned, num_writes, complete = list[list[PlannedWrite]](), set[RecordSync | CallSync](), 0, True

@@ -43,6 +43,10 @@ def over_limit(queue: SyncQueue) -> bool:
     return queue.over_limit
 
 
+def lags(queue: SyncQueue) -> bool:
+    return queue.lags
+
+
 def test_oldest_ended_sequences_are_dropped_over_the_token_limit() -> None:
     queue = SyncQueue(max_ended=100, max_ended_tokens=25)
     syncs = [decoding(queue, name, num_tokens=10) for name in "abcd"]
@@ -120,3 +124,32 @@ def test_a_journal_refuses_a_gap() -> None:
     journal.append(tokens(0, 2), num_cached_tokens=0, finish=None, failure_code="")
     with pytest.raises(Broken, match="cannot take token 3"):
         journal.append(tokens(3, 4), num_cached_tokens=0, finish=None, failure_code="")
+
+
+def test_what_the_store_never_had_goes_before_what_it_may_have_lost() -> None:
+    queue = SyncQueue(max_ended=10, max_ended_tokens=10)
+    over = [decoding(queue, f"over-{number}", num_tokens=0) for number in range(3)]
+    for sync in over:
+        finish(queue, sync)
+        sync.stored = sync.desired
+        queue.update(sync)
+    assert queue.empty
+    queue.mark_reset()
+    late = decoding(queue, "late", num_tokens=0)
+    finish(queue, late)
+    late.status.stale = True  # the store did not answer for it
+    queue.update(late)
+    assert queue.next_sync() is late
+    assert lags(queue)
+    late.stored, late.status.stale = late.desired, False
+    queue.update(late)
+    assert not lags(queue)
+    assert queue.num_pending == len(over)
+    found = []
+    while (old := queue.next_sync()) is not None:
+        assert isinstance(old, RecordSync)
+        found.append(old)
+        old.status.stale = False
+        queue.update(old)
+    assert found == over[::-1], "the newest first"
+    assert queue.empty

@@ -67,7 +67,13 @@ class World:
         self.store = LuaStore(server=self.server)
         self.writes = Writes(self.store)
         options = WriterOptions(retry_s=0.001, journal_interval_s=0.0, idle_ping_s=60.0)
-        self.writer = StoreWriter(cast(StateStore, self.writes), options)
+        self.writer = StoreWriter(cast(StateStore, self.writes), options, on_degraded=self._note)
+        self.recovered_after: list[str] = []
+
+    def _note(self, degraded: bool) -> None:
+        """Remembers what had been written and read when the store had caught up."""
+        if not degraded:
+            self.recovered_after = list(self.writes.log)
 
     def open(self) -> None:
         call = CallRecord(CALL, OWNER, 1, CallStatus.OPEN, "/x", b"{}", "", 0, 7, SEQUENCES, owner_tag=TAG)
@@ -332,6 +338,27 @@ async def test_the_tombstone_of_its_own_end_supersedes_no_sequence(world: World,
     await world.store.end_call(CALL, (1, TAG), CallStatus.ENDED)
     await world.flush()
     assert [await world.store.get(id) is not None for id in SEQUENCES] == [True, True]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_new_sequences_do_not_wait_for_old_ends_after_a_reset(world: World, ended: bool):
+    world.open()
+    world.finish()
+    await world.flush()
+    world.writes.log.clear()
+    world.writer.put_again()
+    world.writes.unanswered = ["write_chains"]  # so the new ones are written one by one, too
+    late = AttemptId(RequestId("late"), 1, TAG)
+    world.writer.create(SequenceRecord(late.request_id, 1, RequestState.RECEIVED, "router-0", "m", 3, owner_tag=TAG))
+    failure_code = "worker_lost" if ended else ""
+    world.writer.write_tokens(late, TOKENS, num_cached_tokens=0, failure_code=failure_code)
+    if ended:
+        world.writer.advance(late, RequestEvent.FAIL, num_emitted=3, failure_code=failure_code)
+    await world.flush()
+    assert world.recovered_after[:3] == ["get", "put_request", "write_journal"], "the new sequence"
+    assert len(world.recovered_after) < len(world.writes.log), "the old ends are read afterwards"
+    assert len((await world.store.read_journal(late.request_id, 0, 0.0)).tokens) == len(TOKENS)
+    await world.check_ended()
 
 
 async def test_only_the_last_ended_calls_are_kept_for_a_rollback(world: World, monkeypatch: pytest.MonkeyPatch):
