@@ -39,8 +39,8 @@ from baton.model.cpu import configure_threads
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
 from baton.services.decode.effects import EmitTokens
-from baton.services.decode.import_table import ImportLimits, ImportTable
-from baton.services.decode.kv_import import LocalPrompt
+from baton.services.decode.import_table import ImportTable
+from baton.services.decode.kv_import import ImportLimits, LocalPrompt
 from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.scheduler import DecodeScheduler
 from bench.engine.bench_engine import GREEDY
