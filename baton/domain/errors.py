@@ -217,6 +217,12 @@ class Cancelled(BatonError):
     code = "cancelled"
 
 
+class AnswerLost(InvalidRequest):
+    """The request's answer cannot be had any more: no router and no store has it, or none can continue it."""
+
+    code = "answer_lost"
+
+
 class DeadlineExceeded(BatonError):
     """The request's deadline has passed."""
 

@@ -6,8 +6,8 @@ than its client saw: then it only must have ended.
 
 from __future__ import annotations
 
+from baton.domain.errors import AnswerLost
 from baton.domain.lifecycle import RequestState
-from baton.services.router.edge.http_errors import AnswerLost
 from baton.services.router.takeover.call_ownership import STORE_WAIT_S
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
 from simulation.checks.invariants import Violation

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from baton.domain.errors import (
+    AnswerLost,
     BatonError,
     Broken,
     Cancelled,
@@ -96,12 +97,6 @@ class RequestNotFound(InvalidRequest):
     """The request does not exist, or belongs to another tenant."""
 
     code = "request_not_found"
-
-
-class AnswerLost(InvalidRequest):
-    """No router and no store has the request any more."""
-
-    code = "answer_lost"
 
 
 class ForeignCall(NoWorkers):

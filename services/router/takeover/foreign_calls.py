@@ -7,21 +7,29 @@ call is ended here, and its clients learn that the answer is lost. Used by `take
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 import structlog
 
-from baton.domain.errors import BatonError
-from baton.domain.ids import RequestId
+from baton.domain.errors import AnswerLost, BatonError
+from baton.domain.ids import Ballot, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.services.router.edge.disconnect import join_tasks
-from baton.services.router.edge.http_errors import AnswerLost, ForeignCall
+from baton.services.router.edge.http_errors import ForeignCall
 from baton.services.router.takeover.call_ownership import CallOwnership
 from baton.services.router.takeover.prompt_digest import PromptReplaced
 from baton.store.store import CallRecord, CallStatus, StateStore, StoreUnavailable
 
 FOREIGN_DEADLINE_S = 60.0
-"""How long clients of a call that nobody continues are told to try again, from the first of them on."""
+"""How long clients of a call that nobody continues are told to try again, from the first of them on.
+
+It begins anew when a router has claimed the call meanwhile, and when no client came for `MAX_PAUSE_S`: one that comes
+back late may not have asked the others."""
+
+MAX_PAUSE_S = 20.0
+"""Longest pause between clients of one call for which the time counts; they are told to wait a second."""
 
 STORE_RETRY_S = 0.25
 """Pause before a store that is unavailable is read again."""
@@ -38,14 +46,21 @@ log = structlog.get_logger(__name__)
 class ForeignCalls:
     """Owned by one event loop."""
 
-    def __init__(self, text_digest: str, store: StateStore, call_ownership: CallOwnership) -> None:
-        """`text_digest`: of this router's model; "" for an unknown one."""
+    def __init__(
+        self,
+        text_digest: str,
+        store: StateStore,
+        call_ownership: CallOwnership,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`text_digest`: of this router's model; "" for an unknown one. `clock`: seconds, monotonic."""
         self._text_digest = text_digest
         self._store = store
         self._call_ownership = call_ownership
+        self._clock = clock
         self._changed: OrderedDict[RequestId, None] = OrderedDict()
-        self._unattended_since: OrderedDict[RequestId, float] = OrderedDict()
-        self._ends: set[asyncio.Task[bool]] = set()
+        self._unattended: OrderedDict[RequestId, tuple[Ballot, float, float]] = OrderedDict()  # and times
+        self._ends: dict[RequestId, asyncio.Task[bool]] = {}
 
     def add(self, id: RequestId) -> None:
         """Notes a call whose prompt this router makes anew."""
@@ -70,23 +85,31 @@ class ForeignCalls:
         `StoreUnavailable`.
         """
         if record.status is CallStatus.OPEN:
-            self._unattended_since.pop(record.id, None)
+            self._unattended.pop(record.id, None)
             return error
-        now = asyncio.get_running_loop().time()
-        if record.status is not CallStatus.ENDED or not await self._is_lost(record):
-            since = self._unattended_since.setdefault(record.id, now)
-            while len(self._unattended_since) > MAX_KNOWN:
-                self._unattended_since.popitem(last=False)
-            if now - since < FOREIGN_DEADLINE_S:
-                return error
-            if record.status is CallStatus.ABANDONED and not await self._end(record, error):
-                return error
+        if record.status is CallStatus.ENDED:
+            is_lost = await self._is_lost(record)
+        else:
+            is_lost = self._unattended_s(record) >= FOREIGN_DEADLINE_S and await self._end(record, error)
+        if not is_lost:
+            return error
         why = f"no router is left that can continue request {record.id}, which began with other software or files"
         return AnswerLost(f"{why}: send the request again")
 
+    def _unattended_s(self, record: CallRecord) -> float:
+        """Seconds since clients came for the call again and again, and no router went on with it."""
+        now = self._clock()
+        ballot, since, last = self._unattended.get(record.id, (record.ballot, now, now))
+        if ballot != record.ballot or now - last > MAX_PAUSE_S:
+            since = now
+        self._unattended[record.id] = record.ballot, since, now
+        while len(self._unattended) > MAX_KNOWN:
+            self._unattended.popitem(last=False)
+        return now - since
+
     async def close(self) -> None:
         """Waits for calls that are being ended."""
-        await join_tasks(self._ends)
+        await join_tasks(self._ends.values())
 
     async def _is_lost(self, record: CallRecord) -> bool:
         """True if a router has ended the call because nobody could continue it."""
@@ -94,15 +117,41 @@ class ForeignCalls:
         return any(sequence is not None and sequence.failure_code == AnswerLost.code for sequence in sequences)
 
     async def _end(self, record: CallRecord, error: ForeignCall) -> bool:
-        """Ends the call, also if its client disconnects; False if another router has claimed it."""
-        task = asyncio.create_task(self._claim_and_end(record, error), name=f"end-{record.id}")
-        self._ends.add(task)
-        task.add_done_callback(self._ends.discard)
-        return await asyncio.shield(task)
+        """Ends the call, also if its client disconnects; False if another router has claimed it, or that is not known.
+
+        It is not known while the store does not answer: a client that tries again later finds out.
+        """
+        task = self._ends.get(record.id)
+        if task is None:
+            task = asyncio.create_task(self._claim_and_end(record, error), name=f"end-{record.id}")
+            self._ends[record.id] = task
+            task.add_done_callback(lambda _: self._ends.pop(record.id))
+        done, _ = await asyncio.wait([task], timeout=FAIL_WAIT_S)
+        return task.result() if done else False
+
+    async def _claim(self, record: CallRecord) -> CallRecord | None:
+        """The claimed call; None if another router has it.
+
+        If the answer is lost, the store is read until it answers: it may have granted the claim, and as long as this
+        router lives no other one would take the call then.
+        """
+        owner = self._call_ownership.owner
+        try:
+            return await self._store.claim_call(record.id, record.ballot, owner, floor=record.epoch, seed=None)
+        except StoreUnavailable as error:
+            log.warning("claim_unconfirmed", request_id=record.id, reason=str(error))
+        while True:
+            await asyncio.sleep(STORE_RETRY_S)  # the polling interval
+            try:
+                now = await self._store.get_call(record.id)
+            except StoreUnavailable:
+                continue
+            if now is None or now.status is not CallStatus.OPEN or now.owner != owner or now.ballot <= record.ballot:
+                return None
+            return now
 
     async def _claim_and_end(self, record: CallRecord, error: ForeignCall) -> bool:
-        owner = self._call_ownership.owner
-        granted = await self._store.claim_call(record.id, record.ballot, owner, floor=record.epoch, seed=None)
+        granted = await self._claim(record)
         if granted is None:
             return False
         handle = self._call_ownership.adopt(granted)

@@ -14,14 +14,14 @@ from collections.abc import AsyncGenerator
 
 import structlog
 
-from baton.domain.errors import Superseded, WorkerLost, from_code
+from baton.domain.errors import AnswerLost, Superseded, WorkerLost, from_code
 from baton.domain.ids import RequestId
 from baton.services.router.generation import TakeChunk, TokenChunk
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.takeover.journal_position import JournalPosition
 from baton.services.router.takeover.takeover import Takeovers
 from baton.store.notifier import wait_for_event
-from baton.store.store import CallRecord, CallStore, JournalPart, StoreUnavailable
+from baton.store.store import CallRecord, JournalPart, StateStore, StoreUnavailable
 
 JOURNAL_WAIT_S = 0.5
 """Longest wait for new tokens before the call is checked."""
@@ -42,7 +42,7 @@ class JournalReader:
 
     def __init__(
         self,
-        store: CallStore,
+        store: StateStore,
         request: ValidRequest,
         takeovers: Takeovers,
         seed: CallRecord | None,
@@ -87,7 +87,17 @@ class JournalReader:
             if not part.tokens:
                 num_final_reads += await self._is_over()
         position.rest_of(await self._read(id, 0, 0.0))
+        if await self._is_given_up(id):
+            raise AnswerLost(f"no router was left that could continue request {id}: send the request again")
         raise WorkerLost("the response was lost before it was complete")
+
+    async def _is_given_up(self, id: RequestId) -> bool:
+        """True if a router that could not continue the call has ended it. Its journal is of the routers before."""
+        try:
+            record = await self._store.get(id)
+        except StoreUnavailable:
+            return False
+        return record is not None and record.failure_code == AnswerLost.code
 
     async def _read(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         while True:

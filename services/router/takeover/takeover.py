@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from baton.domain.errors import (
+    AnswerLost,
     BatonError,
     Broken,
     Cancelled,
@@ -30,7 +31,7 @@ from baton.domain.errors import (
 from baton.domain.ids import AttemptId, Ballot, RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
 from baton.services.router.edge.disconnect import join_tasks
-from baton.services.router.edge.http_errors import AnswerLost, ForeignCall
+from baton.services.router.edge.http_errors import ForeignCall
 from baton.services.router.generation import Dispatcher, SequenceSpec
 from baton.services.router.openai.request_parser import RequestParser
 from baton.services.router.openai.valid_request import ValidRequest

@@ -45,6 +45,9 @@ class _World:
     async def read_journal(self, *args: Any) -> Any:
         return await self.store.read_journal(*args)
 
+    async def get(self, id: RequestId) -> None:
+        return None
+
     async def lose(self) -> None:
         """Empties the store under the reader."""
         lost, self.store = self.store, MemoryStore()
