@@ -1,1 +1,1 @@
-"""Health checks and reflection of a worker's gRPC server, as the standard protocols of gRPC define them."""
+"""A worker's id, the name of its container, and the address that it announces."""

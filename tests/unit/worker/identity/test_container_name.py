@@ -69,12 +69,12 @@ def test_the_name_server_is_asked_for_the_own_address(tmp_path: Path):
         return named(b"baton-decode-2.baton_default")(query)
 
     with name_server(answer, tmp_path) as (resolv_conf, port):
-        assert container_name.container_name(CONTAINER_ID, resolv_conf, port) == "baton-decode-2"
+        assert container_name.container_name(CONTAINER_ID, resolv_conf, ("127.0.0.1", port)) == "baton-decode-2"
     assert queries[0][12:] == b"\x018\x010\x0218\x03172\x07in-addr\x04arpa\0\0\x0c\0\1"
 
 
 def test_the_answer_of_a_real_docker_is_read():
-    assert container_name.first_label(RECORDED, 7) == "bt-decode-2"
+    assert container_name.container_of(RECORDED, 7) == "bt-decode-2"
 
 
 @pytest.mark.parametrize("host", ["node-7", "3309af3c32c", "3309AF3C32C6", "baton-decode-2"])
@@ -91,7 +91,7 @@ def test_nobody_to_ask_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(container_name, "TIMEOUT_S", 0.01)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
-        assert container_name.container_name(CONTAINER_ID, empty, silent.getsockname()[1]) is None
+        assert container_name.container_name(CONTAINER_ID, empty, silent.getsockname()) is None
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,38 @@ def test_nobody_to_ask_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lambda query: b"",
         lambda query: RECORDED,  # of another query
         lambda query: query[:2] + b"\x81\x83" + query[4:],  # no such name
-        lambda query: named(b"baton-decode-2")(query)[:-8],
+        lambda query: named(b"baton-decode-2.baton_default")(query)[:-8],
+        named(b"baton-decode-2"),
+        named(b"llm_decode.1.x8y9"),  # of a swarm: every replica begins so
+        named(b"ip-172-17-0-2.ec2.internal"),
     ],
 )
 def test_a_useless_answer_is_no_name(broken: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(secrets, "randbits", lambda bits: 8)
     with name_server(broken, tmp_path) as (resolv_conf, port):
-        assert container_name.container_name(CONTAINER_ID, resolv_conf, port) is None
+        assert container_name.container_name(CONTAINER_ID, resolv_conf, ("127.0.0.1", port)) is None
+
+
+def test_no_other_name_server_is_asked(tmp_path: Path):
+    """What it says of the address is no container's name, and may be that of many."""
+    other = tmp_path / "resolv.conf"
+    other.write_text("nameserver 127.0.0.1\n", encoding="ascii")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        assert container_name.container_name(CONTAINER_ID, other, ("127.0.0.11", server.getsockname()[1])) is None
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.recv(512)
 
 
 @given(st.binary(max_size=512), st.integers(0, len(RECORDED)), st.binary(max_size=4))
 def test_no_answer_does_more_than_fail(random: bytes, at: int, put: bytes):
     for reply in (random, b"\0\7\x81\x80" + random, RECORDED[:at] + put + RECORDED[at + len(put) :]):
         try:
-            label = container_name.first_label(reply, 7)
+            name = container_name.container_of(reply, 7)
         except ValueError:  # also UnicodeDecodeError
             continue
-        assert label is None or 0 < len(label) < 256
+        assert name is None or 0 < len(name) < 256
 
 
 @pytest.mark.parametrize(
