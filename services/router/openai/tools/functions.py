@@ -87,9 +87,9 @@ class OlderCalls:
     def translated(self, message: Fields, index: int, entry: dict[str, Any]) -> dict[str, Any]:
         """The message as one of tools. `index`: its place. Notes errors."""
         if entry.get("role") == "function":
-            answer = {"tool_call_id": self._id, **entry, "role": "tool"}
-            return {**answer, "content": "" if entry.get("content") is None else entry["content"]}
+            return self._answer(entry)
         if FUNCTION_CALL not in entry:
+            self._note_calls(entry.get("tool_calls"))
             return entry
         call = entry[FUNCTION_CALL]
         rest = {name: value for name, value in entry.items() if name != FUNCTION_CALL}
@@ -105,3 +105,17 @@ class OlderCalls:
             self._id = f"call{index:05d}"  # nine letters and digits, as some templates demand
             rest["tool_calls"] = [{"id": self._id, "type": "function", "function": call}]
         return rest
+
+    def _answer(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """A function's answer as one of a tool. Without a call before it, it names none."""
+        answer = {**entry, "role": "tool", "content": "" if entry.get("content") is None else entry["content"]}
+        if entry.get("tool_call_id") is None:
+            answer.pop("tool_call_id", None)
+            if self._id is not None:
+                answer["tool_call_id"] = self._id
+        return answer
+
+    def _note_calls(self, calls: object) -> None:
+        """Notes the last call of a message that has calls of the newer form."""
+        if isinstance(calls, list) and calls and isinstance(calls[-1], dict) and isinstance(calls[-1].get("id"), str):
+            self._id = calls[-1]["id"]

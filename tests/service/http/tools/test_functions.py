@@ -91,6 +91,24 @@ async def test_calls_and_answers_of_the_older_form_are_history():
         assert reply.headers["x-baton-unknown-fields"] == "messages.function_call.parsed"
 
 
+async def test_a_function_answers_the_last_call_of_either_form():
+    newer = {"id": "call_new", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    history: Any = [
+        *HELLO,
+        {"role": "function", "name": "early", "content": "before any call"},
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": ARGUMENTS}},
+        {"role": "function", "name": "weather", "content": "4 degrees", "tool_call_id": None},
+        {"role": "assistant", "content": None, "tool_calls": [newer]},
+        {"role": "function", "name": "now", "content": "noon"},
+    ]
+    async with router(says("Yes.", TEXT), TEXT, max_model_len=1024) as world:
+        rendered = await world.http.post("/v1/chat/completions/render", json={"model": MODEL, "messages": history})
+        prompt = rendered.json()["prompt"]
+        assert "[tool early ]before any call" in prompt
+        assert "[tool weather call00002]4 degrees" in prompt
+        assert "[tool now call_new]noon" in prompt
+
+
 TOOL = {"type": "function", "function": {"name": "add"}}
 NOW_TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": ["object", "null"]}}}
 LIST_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": ["array", "null"]}}}
