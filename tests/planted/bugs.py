@@ -225,7 +225,7 @@ BUGS = (
     ),
     bug(
         OWNERSHIP, "a sequence is put before its call", "baton/store/write_behind/sync_queue.py",
-        'if isinstance(sync, RecordSync) and sync.call in self._waiting:',
+        'if isinstance(sync, RecordSync) and (sync.call in self._waiting or sync.call in self._rechecks):',
         'if False:',
         "tests/unit/store/write_behind/test_writes_after_reset.py",
     ),

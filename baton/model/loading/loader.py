@@ -96,7 +96,8 @@ class LoadedModel:
 
     def with_draft(self, draft: LoadedModel) -> LoadedModel:
         """This model with `draft` in the draft layers of its pages. Raises `UnsupportedModel` if they do not fit."""
-        draft = replace(draft, geometry=draft.geometry.without_window_part())
+        if (whole := draft.geometry.without_window_part()) != draft.geometry:
+            draft = replace(draft, geometry=whole)
         geometry = self.geometry.with_draft_layers(draft.geometry.group.attention_layers)
         if geometry.draft != draft.geometry or self.device != draft.device:
             raise UnsupportedModel("the draft model was loaded for other pages or another device than the model")

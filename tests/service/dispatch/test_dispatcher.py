@@ -194,6 +194,7 @@ async def test_a_request_cancelled_in_the_queue_never_reaches_a_worker():
     ) as w:
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
+        await w.decode.reached(Phase.IMPORT)  # its prompt may have begun before
         second = asyncio.create_task(w.generate(sequence("second")))
         third = w.admit(sequence("third", prompt=(1, 2)))
         second.cancel()

@@ -93,7 +93,7 @@ def test_a_wrong_custom_object_is_refused():
         ("decode.replica=3", "'replica' not allowed"),
         ("prefill.autoscaling.busy=70", "/prefill/autoscaling/busy"),
         ("encode.enabled=2", "/encode/enabled"),
-        ("encode.rdma.count=1", "'rdma' not allowed"),
+        ("encode.rdma.counts=1", "'counts' not allowed"),
         ("redis.url=http://redis", "/redis/url"),
         ("decode.autoscaling.enabled=true", "autoscaling.prometheusUrl is needed"),
         ("redis.enabled=false", "redis.url or redis.urlSecret is needed"),
