@@ -141,6 +141,7 @@ class PrefillLoop:
         if num_new := media.num_damaged - num_damaged:
             metrics.INTEGRITY_FAILURES_TOTAL.labels("embedding").inc(num_new)
             log.error("embeddings_wrong", images=num_new, total=media.num_damaged)
+            self._report_held()
         if not faults:
             return batch, []
         for id, _ in faults:
@@ -156,6 +157,10 @@ class PrefillLoop:
         store.keep(key, now)
         reply.send(is_held)
         metrics.MEDIA_EVICTED_TOTAL.inc(store.num_evicted - num_evicted)
+        self._report_held()
+
+    def _report_held(self) -> None:
+        store = self._scheduler.media.store
         metrics.MEDIA_HELD.set(len(store))
         metrics.MEDIA_HELD_BYTES.set(store.num_bytes)
 

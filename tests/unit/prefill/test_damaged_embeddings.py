@@ -133,9 +133,11 @@ def test_all_prompts_of_a_step_that_show_it_end():
     worker.hold(RED).rows[0, 0] += 1
     for name, first in (("a", 1), ("b", 2)):
         worker.add(shows(name, RED, first))
+    metrics.MEDIA_HELD.set(1)
+    metrics.MEDIA_HELD_BYTES.set(worker.store.num_bytes)
     worker.turn(1)
     assert [type(error) for error in worker.ends().values()] == [NeedMedia, NeedMedia]
-    assert len(worker.store) == 0
+    assert len(worker.store) == metrics.MEDIA_HELD._value.get() == metrics.MEDIA_HELD_BYTES._value.get() == 0
 
 
 def test_a_prompt_that_waits_for_a_damaged_image_ends_with_the_next_turn():
