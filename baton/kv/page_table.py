@@ -32,6 +32,7 @@ class PageTable:
         self.salt = salt  # salt and media may be set until the first page is cached
         self.media = media
         self._keys: list[PageKey] = []  # of the cached pages
+        self._blocking: PageKey | None = None  # behind `_keys`: cached in a page that the last insert did not pass
         self._counts_hits = False  # the matched pages are still to be counted as hits
         self._priority = NO_PRIORITY  # of the request
 
@@ -124,12 +125,16 @@ class PageTable:
         """Enters the full pages of `tokens[:num_filled]`, whose KV is in place, into the prefix cache.
 
         Visits only pages that were not entered before; those without a digest settle. A page that another request
-        cached meanwhile replaces the table's own: the bytes are the same. A tainted table enters nothing.
+        cached meanwhile replaces the table's own: the bytes are the same. A tainted table enters nothing. Neither does
+        one whose next page is held elsewhere without its window part; it makes no key until that has changed.
         """
         if self.is_tainted:
             return
         num_cached, num_full = len(self._keys), min(num_filled, len(tokens)) // self._page_size
         if num_full <= num_cached:
+            return
+        if self._blocking is not None and self.cache.is_held_windowless(self._blocking, self.pages[num_cached]):
+            self.cache.settle(self.pages[num_cached:num_full])
             return
         parent = self._keys[-1] if self._keys else None
         key = parent or root_key(self.salt)
@@ -142,6 +147,7 @@ class PageTable:
         used = self.cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)
         self.pages[num_cached : num_cached + len(used)] = used
         self._keys += keys[: len(used)]
+        self._blocking = keys[len(used)] if len(used) < len(keys) else None
         self.cache.raise_priority(keys[: len(used)], self._priority)
 
     def digests(self, num_pages: int) -> list[int]:
@@ -186,4 +192,4 @@ class PageTable:
         """Drops the hold of all pages and empties the table. Cached pages stay in the cache."""
         self.cache.touch(self._keys)
         self.cache.pool.drop(self.pages, self._hold)
-        self.pages, self._keys = [], []
+        self.pages, self._keys, self._blocking = [], [], None

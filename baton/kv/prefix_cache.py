@@ -10,6 +10,8 @@ keys are vLLM's. Two rules keep it simple:
 
 Only settled pages enter: `insert` hashes those that have no digest yet, unless digests are off. `quarantine` takes out
 a page with all that was computed from it.
+
+Events announce what other workers can be given: no windowless page, and none behind a page that is not announced.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class _Node:
     parent: PageKey | None
     num_children: int = 0
     is_foreign: bool = False
+    is_announced: bool = False
     use: PageUse = field(default_factory=PageUse)
 
 
@@ -117,13 +120,13 @@ class PrefixCache:
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
         If that one was damaged, its duplicate and the pages behind it settle, do not enter, and the result is shorter
         (`take_wrong`). If that one lacks the window part that its duplicate has, the duplicate takes its place, or if
-        it is held, the result is shorter as well. `foreign`: the pages were not computed here.
+        it is held (`is_held_windowless`), the result is shorter as well. `foreign`: the pages were not computed here.
         """
         self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
         size = len(tokens) // max(1, len(keys))
         for start, key, page in zip(itertools.count(0, size), keys, pages, strict=False):
-            if self._is_damaged(key, page) or self._is_held_windowless(key, page):
+            if self._is_damaged(key, page) or self.is_held_windowless(key, page):
                 break
             new = _Node(page, parent, is_foreign=foreign)
             used.append(self._insert_one(key, new, hold, tokens[start : start + size]))
@@ -191,6 +194,10 @@ class PrefixCache:
     def key_of(self, page: PageId) -> PageKey | None:
         """Key of a cached page; None for any other."""
         return self._keys[page]
+
+    def is_held_windowless(self, key: PageKey, page: PageId) -> bool:
+        """True if `key` is cached without the window part that `page` has, in a page that does not give way to it."""
+        return self._lacks_window(key, page) and self._is_held(key)
 
     def quarantine(self, key: PageKey) -> list[PageKey]:
         """Takes out a page and all its descendants; unheld ones are freed, held ones condemned.
@@ -286,35 +293,40 @@ class PrefixCache:
         node, digests = self._nodes.get(key), self.pool.digests
         return node is not None and digests.is_windowless(node.page) and not digests.is_windowless(page)
 
-    def _is_held_windowless(self, key: PageKey, page: PageId) -> bool:
-        return self._lacks_window(key, page) and self._is_held(key)
-
-    def _replace(self, key: PageKey, page: PageId) -> PageId:
+    def _replace(self, key: PageKey, node: _Node, page: PageId) -> None:
         """Puts `page`, which has all parts, in the place of the unheld page of `key`, which is freed."""
-        node = self._nodes[key]
         old, node.page = node.page, page
         self._keys[old], self._keys[page] = None, key
         self.pool.set_cached(page, True)
         self.pool.set_cached(old, False)
-        return page
 
     def _insert_one(self, key: PageKey, new: _Node, hold: Hold, tokens: Sequence[int]) -> PageId:
         page, parent, node = new.page, new.parent, self._nodes.get(key)
         if node is None:
-            self._nodes[key] = new
+            self._nodes[key] = node = new
             self._keys[page] = key
             if parent is not None:
                 self._nodes[parent].num_children += 1
             self.pool.set_cached(page, True)
-            if self.events is not None:
-                self.events.stored(key, parent, tokens)
-            return page
-        if self._lacks_window(key, page):
-            return self._replace(key, page)
-        if node.page != page:
+        elif self._lacks_window(key, page):
+            self._replace(key, node, page)
+        elif node.page != page:
             self.pool.hold([node.page], hold)
             self.pool.drop([page], hold)
+        self._announce(key, node, tokens)
         return node.page
+
+    def _announce(self, key: PageKey, node: _Node, tokens: Sequence[int]) -> None:
+        """Announces a page that is not announced yet, if others can be given it."""
+        if node.is_announced:
+            return
+        follows = node.parent is None or self._nodes[node.parent].is_announced
+        node.is_announced = follows and not self.pool.digests.is_windowless(node.page)
+        if self.events is not None:
+            if node.is_announced:
+                self.events.stored(key, node.parent, tokens)
+            else:
+                self.events.withheld()
 
     def _evict(self, num_pages: int) -> None:
         """Frees `num_pages` unheld pages, leaves first. Raises `Broken` if there are too few."""
@@ -349,7 +361,7 @@ class PrefixCache:
             parent.num_children -= 1
             self._add_leaf(parent.page)
         self.pool.set_cached(node.page, False)
-        if self.events is not None:
+        if self.events is not None and node.is_announced:
             self.events.removed(key)
 
     def _subtree(self, key: PageKey) -> list[PageKey]:

@@ -124,6 +124,7 @@ class NixlMover:
         in_use = next((link for link in self._retired if link.info == source and link.broken is None), None)
         if in_use is not None:  # still valid, and NIXL refuses to add a peer twice
             self._retired.remove(in_use)
+            in_use.has_path = False  # `unlink` has forgotten it
         self._links[source.worker_id] = in_use or self._open(source, metadata)
 
     def unlink(self, source: WorkerId) -> None:

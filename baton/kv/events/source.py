@@ -16,10 +16,21 @@ class EventSource:
         self.with_tokens = with_tokens
         self._on_events = on_events
         self._events: list[CacheEvent] = []
+        self._has_begun = False
 
     def stored(self, key: PageKey, parent: PageKey | None, tokens: Sequence[int] = ()) -> None:
         """Records a page that entered the cache."""
+        self._has_begun = True
         self._events.append(StoredEvent(key, parent, tuple(tokens) if self.with_tokens else ()))
+
+    def withheld(self) -> None:
+        """Records that a page entered the cache that is not announced.
+
+        If it is the first page, readers are told that they see an empty cache: what they see of one without events is
+        not known to be all of it, and they count on what was routed there.
+        """
+        if not self._has_begun:
+            self.cleared()
 
     def removed(self, key: PageKey) -> None:
         """Records a page that left the cache."""
@@ -27,6 +38,7 @@ class EventSource:
 
     def cleared(self) -> None:
         """Records that the cache is empty."""
+        self._has_begun = True
         self._events.append(ClearedEvent())
 
     def flush(self) -> None:

@@ -34,7 +34,7 @@ from baton.store.store import WorkerRegistry
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.telemetry.peer_series import PeerSeries
-from baton.transfer.base import PullEvent, SourceInfo
+from baton.transfer.base import PullEvent, PullOutcome, SourceInfo
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller_set import PullerSet
@@ -118,16 +118,16 @@ class PeerLinks:
 
     def records(self) -> tuple[LinkRecord, ...]:
         """Links for this worker's record, with what they have moved so far."""
-        return tuple(self._moved(id, link.record) for id, link in self._links.items())
+        return tuple(self._moved(id, link) for id, link in self._links.items())
 
     def broken(self) -> tuple[BrokenLink, ...]:
         """Prefill workers that could not be linked, for this worker's record."""
         failures = [(id, why) for id, why in self._failures.items() if id not in self._links]
         return tuple(BrokenLink(id, why[:MAX_REASON_CHARS]) for id, why in failures)
 
-    def _moved(self, id: WorkerId, record: LinkRecord) -> LinkRecord:
+    def _moved(self, id: WorkerId, link: PeerLink) -> LinkRecord:
         num_bytes, pull_us = self._pulled[id]
-        return replace(record, path=self._puller.path(id), num_pulled_bytes=num_bytes, pull_us=pull_us)
+        return replace(link.record, path=link.path, num_pulled_bytes=num_bytes, pull_us=pull_us)
 
     def up(self) -> tuple[PeerLink, ...]:
         """All links."""
@@ -191,7 +191,8 @@ class PeerLinks:
         self._series.labels(source, metrics.TRANSFER_BYTES_TOTAL, *labels).inc(event.num_bytes)
         self._series.labels(source, metrics.TRANSFER_SECONDS, *labels).observe(event.seconds)
         self._series.labels(source, metrics.TRANSFER_DESCRIPTORS, *labels).observe(len(event.pull.local_pages))
-        self._follow_path(source)
+        if event.outcome is PullOutcome.DONE and event.num_bytes:
+            self._follow_path(source)
 
     def observe_import(self, source: WorkerId, times: ImportTimes) -> None:
         """Records the exposed transfer time of a committed import, unless its source has left."""
@@ -349,7 +350,10 @@ class PeerLinks:
         self._puller.disconnect(id)
 
     def _follow_path(self, source: WorkerId) -> None:
-        """A link may go on by another way: a reader of the stream falls back to calls, and returns."""
+        """A link may go on by another way: a reader of the stream falls back to calls, and returns.
+
+        Only pages that have come tell: a puller knows no path of a source that it has lost.
+        """
         link, path = self._links[source], self._puller.path(source)
         if path != link.path:
             log.info("link_path_changed", source=source, before=link.path, path=path)

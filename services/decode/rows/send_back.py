@@ -48,11 +48,16 @@ class SentBackPages:
         """Rows whose pages were asked for in time."""
 
     def keep(self, row: DecodeRow, now: float) -> None:
-        """Caches and keeps the full pages of a row that is about to release them. Forgets those that waited in vain."""
+        """Caches the full pages of a row that is about to release them, and keeps those that an export can give.
+
+        Those are the leading ones with all their parts: none if the first one is windowless. Forgets the pages of rows
+        that waited in vain.
+        """
         self._kept = {id: one for id, one in self._kept.items() if now < one.until}
         table = row.table
         table.cache_full_pages(row.tokens, row.num_filled)  # those of a row that came back are not cached yet
-        keys = tuple(table.cached_keys)
+        num_whole = table.cache.num_whole(table.pages[: len(table.cached_keys)])
+        keys = tuple(table.cached_keys[:num_whole])
         num_shared = len(keys) - table.cache.pool.num_held_once(table.pages[: len(keys)])
         if num_shared < len(keys):
             self._kept[row.request.id.request_id] = _KeptPages(table.cache, keys, num_shared, now + KEEP_S)

@@ -15,6 +15,7 @@ from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.export_commands import CommitExport, OpenExport
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail
+from baton.kv.geometry import PageWindow
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner
@@ -55,10 +56,15 @@ class Giver:
     MIDDLE leaves three full pages, which nothing else holds. NEW needs two of them to come back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, windowless: int | None = None) -> None:
+        """`windowless`: number of a page of MIDDLE that has no window part."""
         self.world = world = tiny_decode(digests=True, num_host_pages=1)
         for request in (OLD, MIDDLE, NEW):
             board(world, request)
+        if windowless is not None:
+            world.cache.window = PageWindow(2, PAGE_SIZE, 1)
+            page = world.scheduler._imported[1].table.pages[windowless]
+            world.cache.pool.digests.mark_windowless([page])
         self.effects = self.step() + self.step()
         self.table = ExportTable(world.cache.pool, 5.0)
         limits = ExportLimits(1, world.import_policy.num_free_pages)
@@ -119,6 +125,16 @@ def test_a_preempted_row_waits_for_the_next_attempt_to_ask():
     assert giver.world.scheduler.sent_back.num_pages(0.0) == 3
     giver.step()
     assert giver.world.scheduler.num_preempted == 1, "it would come back into the pages"
+
+
+@pytest.mark.parametrize(("windowless", "num_kept"), [(0, 0), (1, 1), (2, 2)])
+def test_nothing_is_kept_from_the_first_page_on_that_no_export_gives(windowless: int, num_kept: int):
+    giver = Giver(windowless)
+    assert giver.world.scheduler.sent_back.num_pages(0.0) == num_kept
+    assert giver.world.scheduler.sent_back.is_next_attempt(MIDDLE.id.next(), 0.0) == (num_kept > 0)
+    if not num_kept:
+        giver.step()
+        assert giver.world.scheduler.num_preempted == 0, "NEW waits for nobody"
 
 
 @pytest.mark.parametrize("why", ["late", "given and ended"])

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from baton.domain.ids import PageId, PageKey
+from baton.kv import page_table
+from baton.kv.events.event import CacheDelta, CacheEvent, RemovedEvent, StoredEvent
+from baton.kv.events.source import EventSource
 from baton.kv.geometry import KVGeometry, LayerGeometry, PageWindow
-from baton.kv.keys import page_keys
+from baton.kv.keys import next_key, page_keys
 from baton.kv.page_digests import PageDigests
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
+from baton.worker.event_log import SharedEventLog
 
 SIZE, WINDOW = 4, PageWindow(10, 4, 1)
 NUM_PAGES = 24
@@ -37,6 +42,16 @@ def enter(cache: PrefixCache, chain: list[PageKey], windowless: list[int], hold:
     cache.pool.digests.mark_windowless(pages[at] for at in windowless)
     used = cache.insert(None, chain, pages, hold)
     return [*used, *pages[len(used) :]]
+
+
+class CountingHasher:
+    """All pages are alike."""
+
+    num_pages = 0
+
+    def digests(self, pages: Sequence[PageId]) -> list[int]:
+        self.num_pages += len(pages)
+        return [0] * len(pages)
 
 
 def test_the_window_of_a_geometry():
@@ -112,6 +127,73 @@ def test_a_whole_page_does_not_give_way_to_a_held_windowless_one():
     assert cache.insert(None, chain, own, Hold.LIVE) == [*own[:2], *held[2:]], "once it is not held it is replaced"
     cache.check()
     cache.pool.check()
+
+
+def test_only_pages_that_can_be_given_are_announced():
+    cache, chain, events = windowed_cache(), keys(6), list[CacheEvent]()
+    cache.events = EventSource(events.extend, with_tokens=True)
+    pages = enter(cache, chain, [1, 2])
+    cache.events.flush()
+    assert events == [StoredEvent(chain[0], None)], "an export ends before page 1"
+    cache.pool.drop(pages, Hold.LIVE)
+    own = cache.allocate(5, Hold.LIVE)
+    assert own is not None
+    tokens = list(range(5 * SIZE))
+    own = cache.insert(None, chain[:5], own, Hold.LIVE, tokens)
+    cache.events.flush()
+    assert events[1:] == [
+        StoredEvent(chain[at], chain[at - 1], tuple(tokens[at * SIZE : (at + 1) * SIZE])) for at in range(1, 5)
+    ], "they are whole now, and so is all of the prompt before them"
+    cache.pool.drop(own, Hold.LIVE)
+    assert cache.allocate(NUM_PAGES, Hold.LIVE) is not None
+    cache.events.flush()
+    assert events[5:] == [RemovedEvent(key) for key in reversed(chain[:5])], "page 5 was not announced"
+
+
+def test_readers_of_a_cache_that_announces_no_page_know_that():
+    cache, log = windowed_cache(), SharedEventLog()
+    log.attach(cache)
+    assert cache.events is not None
+    enter(cache, keys(3, "a"), [0, 1])
+    cache.events.flush()
+    assert log.since(0) == CacheDelta(0, 1, reset=True)
+    enter(cache, keys(3, "b"), [0, 1])
+    cache.events.flush()
+    assert log.since(1) is None, "once is enough"
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_row_behind_a_held_windowless_page_tries_again_once_it_may(num_before: int, monkeypatch: pytest.MonkeyPatch):
+    """It makes no key and hashes no page meanwhile, however long the other row lives; its own pages settle."""
+    hasher = CountingHasher()
+    cache, tokens = PrefixCache(PagePool(NUM_PAGES), hasher), [1] * (12 * SIZE)
+    cache.window = WINDOW
+    made: list[PageKey] = []
+
+    def make_key(*arguments: object) -> PageKey:
+        made.append(next_key(*arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(page_table, "next_key", make_key)
+    other, row = (PageTable(cache, SIZE, "", Hold.LIVE) for _ in range(2))
+    assert other.extend(4 * SIZE)
+    assert row.extend(len(tokens))
+    cache.pool.digests.mark_windowless(other.pages[num_before:4])
+    other.cache_full_pages(tokens, 4 * SIZE)
+    row.cache_full_pages(tokens, 4 * SIZE)
+    assert len(row.cached_keys) == num_before
+    num_made, num_hashed = len(made), hasher.num_pages
+    for num_pages in range(5, 12):
+        row.cache_full_pages(tokens, num_pages * SIZE)
+        assert cache.pool.digests.is_settled(row.pages[num_pages - 1])
+    assert (len(made) - num_made, hasher.num_pages - num_hashed) == (0, 7)
+    other.release()
+    row.cache_full_pages(tokens, len(tokens))
+    assert list(row.cached_keys) == page_keys(tokens, SIZE, "")
+    assert not row.windowless(12)
+    cache.check()
+    row.release()
+    assert cache.allocate(NUM_PAGES, Hold.LIVE) is not None, "all pages can be evicted"
 
 
 @pytest.mark.parametrize("seed", range(40))

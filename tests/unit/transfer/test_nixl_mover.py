@@ -249,6 +249,19 @@ def test_a_path_is_what_ucx_reports_after_the_first_read(world):
     assert world.paths[PREFILL] == "nixl/ucx (tcp)"
 
 
+def test_a_link_that_is_taken_back_has_a_path_again(world):
+    world.agent.reported = "cma"
+    world.start(2 * PAGES_PER_POST)
+    world.turns()
+    world.agent.reads[0].state = ReadState.DONE
+    world.turns()
+    assert world.paths[PREFILL] == "nixl/ucx (cma)"
+    world.mover.link(info())
+    assert PREFILL not in world.paths
+    world.turns(ReadState.DONE)
+    assert world.paths[PREFILL] == "nixl/ucx (cma)"
+
+
 def test_a_path_is_unknown_however_fast_a_read_was(world):
     """Without a report. A read that is complete when its post returns was once taken for a kernel copy."""
     world.agent.post_state = ReadState.DONE

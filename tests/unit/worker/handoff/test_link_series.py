@@ -15,7 +15,7 @@ from baton.engine.mailbox import Mailbox
 from baton.services.decode.commands import DecodeCommand
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.nixl_mover import TCP_PATH
+from baton.transfer.nixl_mover import TCP_PATH, UNKNOWN_PATH
 from baton.worker.handoff.links import PeerLinks
 from tests.unit.worker.handoff.test_replaced_source import Puller, Registry, make_links, prefill_record
 
@@ -133,3 +133,21 @@ def test_the_label_of_a_link_follows_its_path(monkeypatch: pytest.MonkeyPatch):
 
     asyncio.run(observe())
     assert num_series() == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "num_bytes", "follows"),
+    [(PullOutcome.DONE, 64, True), (PullOutcome.FAILED, 0, False), (PullOutcome.FAILED, 64, False)],
+)
+def test_a_pull_that_failed_tells_no_path(
+    outcome: PullOutcome, num_bytes: int, follows: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """NIXL forgets the path of a link that it has lost, and the event of its last pull comes after that."""
+    links, registry = links_and_registry(grace_s=3600.0)
+    monkeypatch.setattr(Puller, "path", lambda puller, source: "nixl/ucx (cma)")
+    asyncio.run(look(links, registry, prefill_record(1)))
+    monkeypatch.setattr(Puller, "path", lambda puller, source: UNKNOWN_PATH)
+    links.observe_pull(WorkerId("prefill-0"), PullEvent(PULL, outcome, num_bytes, 0.1))
+    path = UNKNOWN_PATH if follows else "nixl/ucx (cma)"
+    assert transport_labels() == {path}
+    assert [record.path for record in links.records()] == [path]
