@@ -351,6 +351,10 @@ class ComparesNoEmbeddings(MediaGate):
         return []
 
 
+class ComputesOnAnything(ComputesWithoutImages, ComparesNoEmbeddings):
+    """A prompt neither waits for its images, nor is it known before the step that they are not there."""
+
+
 class KeepsRoomOfUploads(MediaReceiver):
     """The bytes of an upload or a pull count for ever."""
 

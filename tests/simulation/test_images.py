@@ -12,7 +12,7 @@ import pytest
 from baton.worker.media import embedding_puller
 from simulation.checks.invariants import Violation
 from simulation.policies import PolicyClasses
-from simulation.run import run
+from simulation.run import RunResult, run
 from simulation.scenario import BEGIN_S, END_S, FaultPlan, Scenario, SimFaultKind
 from simulation.scenario_generator import generate_scenario
 from tests.simulation import planted_bugs
@@ -24,9 +24,14 @@ def image_scenarios() -> Iterator[Scenario]:
     return (scenario for seed in range(MAX_SEEDS) if (scenario := generate_scenario(seed)).images)
 
 
+def find_result(policies: PolicyClasses) -> RunResult | None:
+    results = (run(scenario, policies) for scenario in image_scenarios())
+    return next((one for one in results if one.violation is not None), None)
+
+
 def find_violation(policies: PolicyClasses) -> Violation | None:
-    violations = (run(scenario, policies).violation for scenario in image_scenarios())
-    return next((one for one in violations if one is not None), None)
+    found = find_result(policies)
+    return None if found is None else found.violation
 
 
 @pytest.mark.parametrize(
@@ -34,7 +39,8 @@ def find_violation(policies: PolicyClasses) -> Violation | None:
     [
         pytest.param(PolicyClasses(encode_scheduler=planted_bugs.NeverEndsLeases), {"I5"}, id="leases never end"),
         pytest.param(PolicyClasses(encode_scheduler=planted_bugs.GivesAnotherImage), {"crash", "I2"}, id="other image"),
-        pytest.param(PolicyClasses(media_gate=planted_bugs.ComputesWithoutImages), {"crash"}, id="no wait for images"),
+        pytest.param(PolicyClasses(media_gate=planted_bugs.ComputesWithoutImages), {"I8"}, id="no wait for images"),
+        pytest.param(PolicyClasses(media_gate=planted_bugs.ComputesOnAnything), {"crash"}, id="no wait, no check"),
         pytest.param(PolicyClasses(media_receiver=planted_bugs.KeepsRoomOfUploads), {"I5", "I8"}, id="room kept"),
     ],
 )
@@ -45,10 +51,16 @@ def test_a_planted_bug_is_found(policies: PolicyClasses, rules: set[str]):
 
 
 def test_a_puller_that_ignores_digests_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(embedding_puller, "_checked", planted_bugs.takes_any_part)
-    found = find_violation(PolicyClasses())
-    assert found is not None
-    assert found.rule in ("crash", "I2"), str(found)
+    """By wrong tokens, unless steps compare what they use; and either comparison alone is enough for that seed."""
+    unchecked = PolicyClasses(media_gate=planted_bugs.ComparesNoEmbeddings)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding_puller, "_checked", planted_bugs.takes_any_part)
+        found = find_result(unchecked)
+        assert found is not None
+        assert found.violation is not None
+        assert found.violation.rule in ("crash", "I2"), str(found.violation)
+        assert run(found.scenario).violation is None
+    assert run(found.scenario, unchecked).violation is None
 
 
 def with_rotting_prefills(scenario: Scenario) -> Scenario:
