@@ -77,9 +77,6 @@ class _LuaClient:
     async def delete(self, key: str) -> None:
         self._server.execute("DEL", key)
 
-    async def zrange(self, key: str, start: int, stop: int) -> list[Any]:
-        return list(self._decoded(self._server.execute("ZRANGE", key, start, stop)))
-
     async def xread(self, after: dict[str, str], block: int | None) -> list[Any]:
         ((key, place),) = after.items()
         grown = asyncio.Event()
@@ -128,10 +125,16 @@ class _LuaCommands:
 
     def __init__(self, execute: Callable[..., Reply]) -> None:
         self._execute = execute
-        self._commands: list[tuple[str, str, str]] = []
+        self._commands: list[tuple[str | int, ...]] = []
 
     def hget(self, key: str, name: str) -> None:
         self._commands.append(("HGET", key, name))
+
+    def zrange(self, key: str, start: int, stop: int) -> None:
+        self._commands.append(("ZRANGE", key, start, stop))
+
+    def zremrangebyscore(self, key: str, low: str, high: int) -> None:
+        self._commands.append(("ZREMRANGEBYSCORE", key, low, high))
 
     async def execute(self) -> list[Reply]:
         return [self._execute(*command) for command in self._commands]

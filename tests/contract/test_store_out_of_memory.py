@@ -74,6 +74,16 @@ async def small() -> AsyncIterator[SmallServer]:
         await store.close()
 
 
+async def test_a_server_that_takes_no_writes_proves_no_worker_lost(small: SmallServer) -> None:
+    """Their records expire, since it refuses them: as on a full disk, where nothing can be saved."""
+    assert await small.store.announce(WORKER)
+    await small.outside.config_set("min-replicas-to-write", 1)
+    with pytest.raises(StoreUnavailable, match="cannot list workers"):
+        await small.store.workers()
+    await small.outside.config_set("min-replicas-to-write", 0)
+    assert [record.id for record in await small.store.workers()] == [WORKER.id]
+
+
 async def test_a_full_server_keeps_workers_leases_and_claims(small: SmallServer) -> None:
     store = small.store
     await store.put_call(new_call("c"))

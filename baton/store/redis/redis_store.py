@@ -286,7 +286,13 @@ class RedisStore:
 
     async def workers(self) -> list[WorkerRecord]:
         async with self._client.operation("list workers"):
-            ids = sorted(cast("list[WorkerId]", await self._client.redis.zrange(self._keys.workers, 0, -1)))
+            async with self._client.redis.pipeline(transaction=False) as pipeline:
+                # A server that refuses writes (a full disk, no replica) lets the records of living workers expire: it
+                # refuses this one as well, which removes nothing. A full memory does not.
+                pipeline.zremrangebyscore(self._keys.workers, "-inf", 0)
+                pipeline.zrange(self._keys.workers, 0, -1)
+                _, found = await pipeline.execute()
+            ids = sorted(cast("list[WorkerId]", found))
             async with self._client.redis.pipeline(transaction=False) as pipeline:
                 for id in ids:
                     pipeline.hget(self._keys.worker(id), "record")
