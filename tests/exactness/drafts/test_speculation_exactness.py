@@ -1,7 +1,8 @@
 """A cluster that drafts answers as one that does not, over HTTP: tokens, log probabilities, finish reasons and usage.
 
 Real processes over both transfers. The reference is the pair of engines in one process, without a drafter. Every test
-asserts that drafts were accepted. One decode worker of the cluster proposes chains, the other one trees.
+asserts that drafts were accepted. One decode worker of the cluster proposes chains, the other one trees; branches count
+as accepted where the first guess was wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
 from baton.services.local.pair import LocalPair, PairLimits
 from baton.transfer.nixl_agent import nixl_available
-from tests.cluster import Cluster, completion_tokens, links_in
+from tests.cluster import Cluster, completion_tokens, eventually, links_in
 from tests.exactness.constrained_reference import ConstrainedReference, Draw
 from tests.stream_client import ask, resume, tokens
 from tests.tiny_models import VOCAB_SIZE, add_tokenizer, save_random_model
@@ -35,6 +36,7 @@ PAGES, CHUNKS = {"page-size": PAGE_SIZE}, {"token-budget": 24}
 NGRAM: dict[str, Any] = {"drafter": "ngram"}
 TREES: dict[str, Any] = {**NGRAM, "draft-tree": "3,2"}
 NUM_TOKENS = 40
+WAIT_S = 60.0
 DRAWS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 0.3, "seed": 4, "top_p": 0.9},
@@ -48,6 +50,22 @@ def looping_prompt(seed: int, num_tokens: int = 45) -> list[int]:
     rng = random.Random(seed)
     part = [rng.randrange(9, VOCAB_SIZE) for _ in range(11)]
     return (part * 5)[:num_tokens]
+
+
+def branching_prompt(seed: int, num_tokens: int = 90) -> list[int]:
+    """Few different tokens in random order, so that several followed whatever three tokens the text ends with."""
+    rng = random.Random(seed)
+    return [rng.choice(FEW) for _ in range(num_tokens)]
+
+
+FEW = (20, 21, 22)
+ONLY_FEW = {str(token): 90 for token in FEW}
+BRANCHING: dict[str, Any] = {"temperature": 2, "seed": 0, "logit_bias": ONLY_FEW}
+"""An output that goes on like `branching_prompt`: the last continuation is the right guess now and then, as is another.
+
+By `DraftPolicy` in process, at least 6 of 160 tokens are off the chain with seeds 0 and 2 of prompt and draw, whether
+two drafts are verified a step or as many as pay if one costs a thirtieth or a tenth of a step.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,7 @@ def cluster(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytes
 
 def num_off_chain(cluster: Cluster, name: str) -> float:
     """Accepted drafts of trees that a chain would not have had."""
-    return cluster.metric(name, "baton_draft_off_chain_total", drafter="ngram")
+    return cluster.metric(name, "baton_draft_off_chain_total")
 
 
 def num_accepted(cluster: Cluster) -> float:
@@ -132,6 +150,18 @@ def test_tokens_and_logprobs_of_every_draw(cluster: Cluster, plain: PlainEngine)
     for name in ("decode-0", "decode-1"):
         assert cluster.metric(name, "baton_draft_accepted_total", drafter="ngram") > 0
         assert cluster.metric(name, "baton_verification", bits="exact") == 1
+    assert num_off_chain(cluster, "decode-0") == 0
+
+
+def test_a_branch_is_accepted(cluster: Cluster, plain: PlainEngine) -> None:
+    """New prompts, as the router gives them to the workers by turns, until the one with trees was right off a chain."""
+    for seed in range(10):
+        prompt, fields = branching_prompt(seed), BRANCHING | {"seed": seed}
+        expected = plain.tokens(prompt, fields, 160)
+        assert completion_tokens(complete(cluster, prompt, fields, max_tokens=160)) == expected
+        if seed > 2 and num_off_chain(cluster, "decode-1"):
+            break
+    assert num_off_chain(cluster, "decode-1") > 0
     assert num_off_chain(cluster, "decode-0") == 0
 
 
@@ -177,15 +207,15 @@ def test_stops_in_the_middle_of_an_accepted_run(cluster: Cluster, plain: PlainEn
 
 
 def test_forced_preemption_and_mixed_batches(model: Path, plain: PlainEngine, tmp_path: Path) -> None:
-    """Prompts are computed beside rows with drafts, in a pool that is too small for all."""
+    """Prompts are computed beside rows with drafts, in a pool that is too small for two whole rows."""
     prompts = [looping_prompt(seed, 20) for seed in range(20, 26)]
-    expected = [plain.tokens(prompt, DRAWS["greedy"], 60) for prompt in prompts]
+    expected = [plain.tokens(prompt, DRAWS["greedy"], 160) for prompt in prompts]
     tight = {"num-pages": 34, "max-rows": 8, "token-budget": 24, **NGRAM}
     with (
         Cluster(tmp_path, model=str(model), num_prefill=0, flags=PAGES, decode_flags=tight) as cluster,
         ThreadPoolExecutor(6) as pool,
     ):
-        answers = list(pool.map(lambda prompt: complete(cluster, prompt, DRAWS["greedy"], max_tokens=60), prompts))
+        answers = list(pool.map(lambda prompt: complete(cluster, prompt, DRAWS["greedy"], max_tokens=160), prompts))
         assert cluster.metric("decode-0", "baton_preemptions_total") > 0
         assert num_accepted(cluster) > 0
         cluster.wait_pages_free(5.0)
@@ -195,10 +225,11 @@ def test_forced_preemption_and_mixed_batches(model: Path, plain: PlainEngine, tm
 def test_kills_and_a_worker_that_does_not_draft(model: Path, plain: PlainEngine, tmp_path: Path) -> None:
     """Trees over the one transport and the other, and a worker that does not draft.
 
-    Two decode workers are killed in one answer, so trees are replayed with trees, or with and from plain steps.
+    Two decode workers are killed in one answer, one with trees only after a branch was accepted. So accepted paths are
+    replayed with trees, or with and from plain steps.
     """
-    prompt, fields, num_tokens = looping_prompt(31), DRAWS["seeded"], 500
-    expected = plain.tokens(prompt, fields, num_tokens)
+    prompt, num_tokens = branching_prompt(0), 900
+    expected = plain.tokens(prompt, BRANCHING, num_tokens)
     with Cluster(
         tmp_path, model=str(model), num_routers=2, flags=PAGES, prefill_flags=CHUNKS, decode_flags=TREES
     ) as cluster:
@@ -208,27 +239,39 @@ def test_kills_and_a_worker_that_does_not_draft(model: Path, plain: PlainEngine,
         used = {way for process in cluster.workers("decode") for way in links_in(process.log.read_text())}
         assert used == ({"nixl", "stream"} if nixl_available() is None else {"stream"})
         body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
-        body |= {**fields, "return_token_ids": True, "ignore_eos": True}
+        body |= {**BRANCHING, "return_token_ids": True, "ignore_eos": True}
+
+        def is_ripe(name: str) -> bool:
+            return name == "decode-1" or num_off_chain(cluster, name) > 0
+
         with ask(cluster.router_urls()[1], body) as events:
             seen = list(itertools.islice(events, 8))
-            killed = _kill_busy(cluster)
+            killed = {kill_busy(cluster, is_ripe)}
             seen += itertools.islice(events, 40)
-            killed += _kill_busy(cluster)
+            killed.add(kill_busy(cluster, is_ripe))
             seen += itertools.islice(events, 40)
             _kill(cluster, "router-1")
         with resume(cluster.url, seen[-1]) as events:
             seen += events
         assert [token for token in tokens(seen) if token is not None] == expected
+        assert killed & {"decode-0", "decode-2"}, "a worker with accepted branches was killed"
         if "decode-1" in killed:  # the last one drafts
             assert num_accepted(cluster) > 0
 
 
-def _kill_busy(cluster: Cluster) -> list[str]:
-    """Kills the decode worker that has the only row. Returns its name."""
-    running = [p.name for p in cluster.workers("decode") if p.expected_running]
-    (busy,) = [name for name in running if cluster.pages(name)["live"]]
-    _kill(cluster, busy)
-    return [busy]
+def kill_busy(cluster: Cluster, is_ripe: Callable[[str], bool]) -> str:
+    """Kills the decode worker that has the only row, once `is_ripe(its name)`. Returns its name."""
+
+    def only_busy() -> str:
+        running = [p.name for p in cluster.workers("decode") if p.expected_running]
+        busy = [name for name in running if cluster.pages(name)["live"]]
+        return busy[0] if len(busy) == 1 else ""
+
+    name: str = eventually(only_busy, WAIT_S, "one decode worker has a row")
+    eventually(lambda: is_ripe(name), WAIT_S, f"{name} has accepted a branch")
+    assert cluster.pages(name)["live"], f"{name} still has the row"
+    _kill(cluster, name)
+    return name
 
 
 def _kill(cluster: Cluster, name: str) -> None:

@@ -13,6 +13,7 @@ RESUMED = "tests/property/drafts/test_drafts.py::test_a_row_that_was_preempted_g
 VERIFICATION = "tests/unit/engine/drafts/test_verification.py"
 
 TREES, WALK = "trees leave one path", "baton/engine/drafts/trees.py"
+DECODE_APP = "services/decode/app.py"
 TREE_TESTS, TREE_MASKS = "tests/unit/engine/drafts/test_trees.py", "tests/unit/model/attention/test_trees.py"
 
 SPECULATION_BUGS = (
@@ -169,5 +170,21 @@ SPECULATION_BUGS = (
         "        equal = _has_bits_in_a_tree(rows, decoder)",
         "        _has_bits_in_a_tree(rows, decoder)",
         "tests/unit/model/loading/test_bit_check.py",
+    ),
+    PlantedBug(
+        TREES,
+        "a worker drafts chains in spite of --draft-tree",
+        DECODE_APP,
+        "        widths = () if refusal else settings.tree_widths",
+        "        widths = ()",
+        "tests/exactness/drafts/test_speculation_exactness.py::test_a_branch_is_accepted",
+    ),
+    PlantedBug(
+        TREES,
+        "the trees of a head are cut to chains",
+        DECODE_APP,
+        "        policy.allows_trees = not refusal",
+        "        policy.allows_trees = False",
+        "tests/exactness/drafts/test_eagle_cluster.py",
     ),
 )
