@@ -2,8 +2,10 @@
 
 Recursive least squares with forgetting (Plackett; Ljung and Soederstroem) on the relative error of seven features.
 A forward pass costs a constant, a part for each new token that falls with their number (weights are read once, then
-products dominate), and attention: of chunks to what they follow, and of single tokens to their contexts. A scale
-follows sudden changes of speed (throttling, other threads), which forgetting alone follows over hundreds of steps.
+products dominate), and attention: of chunks to what they follow, and of single tokens to their contexts. All weights
+follow sudden changes of speed (throttling, other threads) together, which forgetting alone follows over hundreds of
+steps. Squares of relative errors settle below the mean of uneven times: what such times are off by in the long run is
+no change of speed, and does not count as one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ FORGETTING = 0.995
 INITIAL_VARIANCE = 100.0
 MAX_TRACE = 1e4
 """Bound of the estimate's variance: without it, steps of one shape alone let it grow without end."""
-SCALE_GAIN = 0.1
+SPEED_GAIN = 0.1
+OFFSET_GAIN = 0.005
 ERROR_GAIN = 0.05
 MIN_STEPS = 8
 MAX_ERROR = 0.25
@@ -83,7 +86,7 @@ EMPTY_STEP = StepShape(0, 0.0, 0)
 class StepTimeFit:
     """What a reliable model has learned, as a value that travels in a worker's record.
 
-    `weights`: seconds of each feature in `UNITS`, scale included. `least_s`: no step takes less.
+    `weights`: seconds of each feature in `UNITS`. `least_s`: no step takes less.
     """
 
     weights: tuple[float, ...]
@@ -136,7 +139,7 @@ class StepTimeModel:
         size = len(UNITS)
         self._weights = [0.0] * size
         self._covariance = [[INITIAL_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
-        self._scale = 1.0
+        self._offset = 0.0  # mean of what steps are off by, as a logarithm
         self._least_s = math.inf
         self.num_steps = self.num_chunk_steps = 0
         self.error = 1.0
@@ -153,7 +156,7 @@ class StepTimeModel:
         """
         if not self.reliable or self.num_chunk_steps < MIN_STEPS:
             return None
-        fit = StepTimeFit(tuple(self._scale * weight for weight in self._weights), self._least_s / 2)
+        fit = StepTimeFit(tuple(self._weights), self._least_s / 2)
         return fit if fit.usable else None
 
     def observe(self, shape: StepShape, seconds: float, *, has_prompt: bool = True) -> None:
@@ -168,8 +171,11 @@ class StepTimeModel:
             gain = ERROR_GAIN if self.num_steps > MIN_STEPS else 1 / self.num_steps
             self.error += gain * (min(1.0, abs(1 / ratio - 1)) - self.error)
             if self.num_steps > MIN_STEPS:
-                self._scale *= math.exp(SCALE_GAIN * max(-1.0, min(1.0, math.log(ratio))))
-        self._fit(shape.features(), seconds / self._scale)
+                off = max(-1.0, min(1.0, math.log(ratio)))
+                factor = math.exp(SPEED_GAIN * (off - self._offset))
+                self._weights = [factor * weight for weight in self._weights]
+                self._offset += OFFSET_GAIN * (off - self._offset)
+        self._fit(shape.features(), seconds)
         self._least_s = min(self._least_s, seconds)
         self.num_steps += 1
         self.num_chunk_steps += has_prompt and shape.chunk_pairs > 0
@@ -179,8 +185,7 @@ class StepTimeModel:
         if self.num_steps == 0:
             return 0.0
         parts: list[float] = list(map(mul, self._weights, shape.features()))
-        seconds = self._scale * sum(parts)
-        return max(seconds, self._least_s / 2)
+        return max(sum(parts), self._least_s / 2)
 
     def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float:
         """Seconds to compute `num_tokens` tokens after the first `start`, alone, in chunks of `chunk_tokens`."""

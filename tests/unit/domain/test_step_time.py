@@ -121,3 +121,13 @@ def test_a_prompt_takes_the_time_of_its_chunks():
 
 LEARNED = StepTimeModel()
 learn(LEARNED, 300, 9)
+
+
+@pytest.mark.parametrize("unevenness", [(1.0, 1.0, 1.0, 1.0, 1.3, 4.0), (1.0, 1.0, 1.0, 0.5), (1.0,) * 50 + (30.0,)])
+def test_steps_of_uneven_times_are_predicted_for_ever(unevenness: tuple[float, ...]):
+    """Rows of one decode worker: seconds that are off by the same in the long run are no change of speed."""
+    rng, model = random.Random(1), StepTimeModel()
+    for step in range(13_000):
+        shape = StepShape.of([(1, 50 + step % 500)])
+        model.observe(shape, 0.001 * (1 + 1e-5 * shape.row_contexts) * rng.choice(unevenness))
+    assert 0.0005 < model.predict(StepShape.of([(1, 300)])) < 0.003
