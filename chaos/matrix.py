@@ -209,8 +209,9 @@ async def _inject(cell: Cell, harness: ChaosHarness, context: PhaseContext) -> F
 async def _wait_for_answers(
     cell: Cell, harness: ChaosHarness, context: PhaseContext, new_runs: Sequence[ClientRun]
 ) -> list[ClientRun]:
-    """Waits until all clients have ended. A lasting fault ends after its time at the latest. A fault of the state store
-    lasts for all of it, longer than the TTL of a registration, and another newcomer follows at its end."""
+    """Waits until all clients have ended. A lasting fault ends after its time at the latest; so does the death of the
+    last process of a role, as under a supervisor. A fault of the state store lasts for all of it, longer than the TTL
+    of a registration, and another newcomer follows at its end."""
     tasks = [run.task for run in (*context.runs, *new_runs)]
     late: list[ClientRun] = []
     if cell.is_redis_fault and any(fault.is_transient for fault in cell.faults):
@@ -218,7 +219,8 @@ async def _wait_for_answers(
         late = [harness.ask(harness.with_fresh_salt(SHORT), router) for router in harness.cluster.names("router")]
         tasks += [run.task for run in late]
     await asyncio.wait(tasks, timeout=harness.hold_s)
-    if any(fault.is_transient or fault is ClusterFault.KILL_REDIS for fault in cell.faults):
+    needs_end = any(fault.is_transient or fault is ClusterFault.KILL_REDIS for fault in cell.faults)
+    if needs_end or harness.cluster.dead_roles():
         await _recover(harness)
     await asyncio.wait(tasks, timeout=ANSWER_TIMEOUT_S)
     return late

@@ -207,6 +207,11 @@ class ChaosCluster:
             await self._spawn(name)
         return dead
 
+    def dead_roles(self) -> set[str]:
+        """Roles of which no process runs: until one is restarted, no request goes on."""
+        running = {self.shape.names[name] for name, process in self.processes.items() if process.running}
+        return set(self.shape.names.values()) - running
+
     def unexpected_exits(self) -> list[str]:
         """Exit codes and log ends of processes that ended since the last call without being killed."""
         self._record_exits()
