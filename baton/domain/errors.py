@@ -3,6 +3,7 @@
     BatonError
     |- Refused                the request is not accepted: tell the client
     |  |- InvalidRequest      invalid_request      400
+    |  |  `- AnswerLost       answer_lost          404, no router is left that can continue it
     |  |- ContextOverflow     context_length_exceeded  400
     |  |- ConstraintFailed    constraint_failed    400
     |  |- ModelNotFound       model_not_found      404
