@@ -64,6 +64,11 @@ class AdmissionQueue:
         return self._fair_queue.num_bytes
 
     @property
+    def mean_prompt_tokens(self) -> float:
+        """Mean prompt of the requests that were admitted lately, in tokens; 0 before the first one."""
+        return self._fair_queue.mean_prompt_tokens
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

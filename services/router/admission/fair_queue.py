@@ -32,7 +32,7 @@ IDLE_WINDOWS = 3.0
 """A tenant without a request for so many windows begins anew."""
 
 OUTPUT_SMOOTHING = 0.1
-"""Weight of the newest request in a tenant's mean output."""
+"""Weight of the newest request in a tenant's mean output, and in the mean prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,12 +89,18 @@ class FairQueue:
         self._num_pushed = 0
         self._floor = 0.0  # service of the tenant that started last, before its charge
         self._mean_output_tokens: float | None = None
+        self._mean_prompt_tokens: float | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, slot: Slot) -> bool:
         return slot in self._entries
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Mean prompt of the requests that came lately; 0 before the first one."""
+        return self._mean_prompt_tokens or 0.0
 
     def tenant(self, name: str) -> TenantQueue:
         """The queue of a tenant, made when first asked for."""
@@ -117,6 +123,7 @@ class FairQueue:
         bisect.insort(tenant.waiting, entry)
         slot.expected_charge = self.expected_charge(slot.spec)
         tenant.add_arrival(slot.expected_charge, now)
+        self._mean_prompt_tokens = _smoothed(self._mean_prompt_tokens, slot.spec.num_tokens)
         self._waiting[slot.spec.tenant] = tenant
         self._add(tenant, slot, 1)
 

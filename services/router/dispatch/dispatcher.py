@@ -104,7 +104,7 @@ class TokenDispatcher:
         self._limits = limits
         self._rates = rates
         self._admission = AdmissionController(limits.admission, limits.tenants)
-        workers.add_listener(lambda: self._admission.resize(workers.max_rows()))
+        workers.add_listener(lambda: self._admission.resize(workers.max_rows(self.admission_queue.mean_prompt_tokens)))
         self._draining = False
         self._clock = asyncio.get_running_loop().time
         self._status = StatusLog(self._status_fields)

@@ -10,7 +10,6 @@ failed links, `in_flight` the attempts placed lately.
 from __future__ import annotations
 
 import asyncio
-import enum
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -33,6 +32,7 @@ from baton.services.router.dispatch.in_flight import InFlight
 from baton.services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
 from baton.services.router.dispatch.media.encoder_choice import has_tower, makes_embeddings
 from baton.services.router.dispatch.media.encoder_mismatch import MismatchLog, mismatch_note
+from baton.services.router.dispatch.placement.absence import WorkerAbsence
 from baton.services.router.dispatch.placement.choice import choose_pair
 from baton.services.router.dispatch.placement.pair import Pair, capacity_tokens, kernels_note, linked_pairs, placeable
 from baton.services.router.dispatch.placement.policy import BY_CACHE, PlacementRules
@@ -62,15 +62,6 @@ class WorkerLimits:
     link_breaker: LinkBreakerLimits = field(default_factory=LinkBreakerLimits)
     policies: PlacementRules = BY_CACHE
     max_tpot_s: float = math.inf
-
-
-class WorkerAbsence(enum.Enum):
-    """Reason why a known worker gets nothing: it is not announced, a call to it failed, or it is stuck in a step."""
-
-    NONE = ""
-    SILENT = "silent"
-    SUSPECTED = "suspected"
-    STUCK = "stuck"
 
 
 class WorkerSet:
@@ -154,10 +145,14 @@ class WorkerSet:
         """Most tokens, prompt and output, that a pair can hold; None without a linked pair."""
         return max(map(capacity_tokens, self._eligible_pairs()), default=None)
 
-    def max_rows(self) -> int | None:
-        """Rows of all decode workers with a link, as far as `max_tpot_s` allows; None without a linked pair."""
-        decodes = {pair.decode.incarnation: pair.decode for pair in self._eligible_pairs()}.values()
-        return sum(within_tpot(one, self._limits.max_tpot_s).budgets.rows for one in decodes) if decodes else None
+    def max_rows(self, context_tokens: float = 0.0) -> int | None:
+        """Rows of all decode workers with a link, as far as `max_tpot_s` allows; None without a linked pair.
+
+        `context_tokens`: those of a row that may come.
+        """
+        most = self._limits.max_tpot_s
+        decodes = {pair.decode.incarnation: pair.decode for pair in self._eligible_pairs()}
+        return sum(within_tpot(one, most, context_tokens).budgets.rows for one in decodes.values()) if decodes else None
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """True when a linked pair has this fingerprint, or when it is ""."""
@@ -191,7 +186,8 @@ class WorkerSet:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
         now, until = self._now(), self._suspected_until
         able = (one for one in self._records.values() if self._eligible(one) and until.get(one.incarnation, now) <= now)
-        records = [self._in_flight.adjust(within_tpot(one, self._limits.max_tpot_s), now) for one in able]
+        most, context = self._limits.max_tpot_s, query.num_tokens
+        records = [self._in_flight.adjust(within_tpot(one, most, context), now) for one in able]
         pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
         if query.processor:
             pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]

@@ -28,6 +28,7 @@ from baton.rpc.gen import prefill_pb2
 from baton.rpc.media_upload import put_media
 from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.media.encoder_choice import has_tower, rank_encoders
+from baton.services.router.dispatch.placement.absence import WorkerAbsence
 from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
     AttemptFailure,
@@ -35,7 +36,7 @@ from baton.services.router.dispatch.worker_errors import (
     classify_upload_error,
     lost_worker,
 )
-from baton.services.router.dispatch.workers import WorkerAbsence, WorkerSet
+from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile
 from baton.telemetry.metrics import MEDIA_TOTAL, MEDIA_UPLOAD_BYTES_TOTAL, MEDIA_UPLOADS_TOTAL
 

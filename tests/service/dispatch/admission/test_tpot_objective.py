@@ -9,6 +9,7 @@ import pytest
 
 from baton.domain.errors import Overloaded
 from baton.domain.timing.step_time import StepTimeFit
+from baton.domain.worker import PageCounts
 from baton.services.router.admission.admission_queue import AdmissionLimits
 from tests.mock_workers import Hold, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
@@ -51,6 +52,23 @@ async def test_rows_within_the_objective_run_and_others_wait_for_them():
         assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * 3
 
 
+async def test_an_idle_worker_counts_with_the_contexts_of_what_comes():
+    """A token of context takes 1 ms, a prompt has ten: two rows take 32 ms."""
+    fit = StepTimeFit((0.010, 0.016, 0.0, 0.0, 0.0, 0.0, 4.096), 0.0)
+    async with world(decode=[HELD], worker_limits=replace(WORKER_LIMITS, max_tpot_s=0.0335)) as w:
+        await w.cluster.change_load(w.decode, step_time=fit)
+        runs = [asyncio.create_task(w.generate(sequence("a")))]
+        await w.decode.reached(Phase.IMPORT)
+        await two_refreshes(w)
+        runs += [asyncio.create_task(w.generate(sequence(name))) for name in "bc"]
+        await w.decode.reached(Phase.IMPORT, times=2)
+        await two_refreshes(w)
+        queue = w.dispatcher.admission_queue
+        assert (queue.num_running, queue.num_waiting) == (2, 1)
+        w.decode.release()
+        assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * 3
+
+
 async def test_one_that_would_wait_too_long_is_refused_with_a_time_to_retry():
     async with world(decode=[HELD], limits=NOT_LONG, worker_limits=TWO_ROWS) as w:
         await with_fit(w)
@@ -75,6 +93,18 @@ async def test_nothing_is_refused_that_fits(limits):
         await w.decode.reached(Phase.IMPORT, times=8)
         w.decode.release()
         assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * 8
+
+
+async def test_a_long_prompt_goes_where_its_context_fits_the_objective():
+    """Rows of the first are short, so it has time for one more, but not for one of ten tokens."""
+    contexts = StepTimeFit((0.010, 0.0, 0.0, 0.0, 0.0, 0.0, 4.096), 0.0)
+    async with world(decode=[(), ()], worker_limits=replace(WORKER_LIMITS, max_tpot_s=0.0155)) as w:
+        slow, other = w.cluster.decodes
+        await w.cluster.change_load(slow, step_time=contexts, running_rows=3, pages=PageCounts(live=1))
+        await w.cluster.change_load(other, running_rows=7)
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert (len(slow.reservations), len(other.reservations)) == (0, 1)
 
 
 async def test_a_worker_without_rows_within_the_objective_comes_last():

@@ -16,8 +16,8 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.codec import rpc_error
 from baton.rpc.gen import prefill_pb2
 from baton.services.router.dispatch.media.uploader import MediaUploader
+from baton.services.router.dispatch.placement.absence import WorkerAbsence
 from baton.services.router.dispatch.worker_errors import GRACE_S, AttemptFailure, FaultSource
-from baton.services.router.dispatch.workers import WorkerAbsence
 from baton.services.router.generation import MediaFile
 
 PROCESSOR = "p" * 32
