@@ -8,7 +8,7 @@ from panels import FAILURES, RETRIES, STAGES, Board, Panel, Row, heatmap, of, qu
 REQUESTS = Board(
     "baton-requests",
     "Baton: one request",
-    "Points are exemplars: take the request_id of one to `baton trace`, which draws its waterfall.",
+    "Points are exemplars: each leads to its request's waterfall on the page, which `baton trace` draws, too.",
     (
         heatmap(
             "Time to first token", "Exemplars are sampled, failed, replayed and slow requests.", "baton_ttft_seconds"

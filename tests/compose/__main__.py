@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.steps.split(",")
     if unknown := set(names) - STEPS.keys():
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
-    api, collector, prometheus = free_ports(3)
-    project = ComposeProject(options.project, environment(api, collector, prometheus))
+    api, collector, prometheus, grafana = free_ports(4)
+    project = ComposeProject(options.project, environment(api, collector, prometheus, grafana))
     if (missing := missing_docker(project)) is not None:
         print(missing, file=sys.stderr)
         return 2
@@ -45,16 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         references(MODEL_DIR),
         not options.no_build,
         alerts=Alerts(f"http://127.0.0.1:{prometheus}"),
+        grafana_url=f"http://127.0.0.1:{grafana}",
     )
     return run_steps(test, names)
 
 
-def environment(api: int, collector: int, prometheus: int) -> dict[str, str]:
+def environment(api: int, collector: int, prometheus: int, grafana: int) -> dict[str, str]:
     """The variables of docker/compose.yaml: free ports, float32, in which every token is exact, and spans."""
     return {
         "ROUTER_ADDRESS": f"127.0.0.1:{api}",
         "TRACING_PORT": str(collector),
         "PROMETHEUS_PORT": str(prometheus),
+        "GRAFANA_PORT": str(grafana),
+        "PAGE_URL": f"http://127.0.0.1:{api}",
         "BATON_DTYPE": "float32",
         "BATON_OTLP_ENDPOINT": "http://collector:4318",
     }

@@ -48,14 +48,25 @@ class ComposeProject:
 
     def down(self) -> None:
         """Stops everything and removes containers, networks and volumes, of every profile that a step uses."""
-        self.profiles = sorted({*self.profiles, "images"})
+        self.profiles = sorted({*self.profiles, "images", "grafana"})
         self.compose("down", "--volumes", "--remove-orphans", timeout_s=UP_TIMEOUT_S)
 
     def merged(self, *overlays: str) -> dict[str, Any]:
         """The configuration that compose makes of compose.yaml and `overlays`. Raises `DockerFailed`."""
         files = [word for name in ("compose.yaml", *overlays) for word in ("--file", str(DOCKER / name))]
-        profiles = ("--profile", "images", "--profile", "tracing", "--profile", "grafana")
+        profiles = ("--profile", "images", "--profile", "tracing")
         return dict(json.loads(self.docker("compose", *files, *profiles, "config", "--format", "json")))
+
+    def has_image(self, service: str) -> bool:
+        """True if the image of a service is here or can be pulled."""
+        image = self.merged()["services"][service]["image"]
+        for words in (("image", "inspect", image), ("pull", "--quiet", image)):
+            try:
+                self.docker(*words, timeout_s=UP_TIMEOUT_S)
+            except DockerFailed:
+                continue
+            return True
+        return False
 
     def containers(self, service: str | None = None) -> list[str]:
         """Names of the containers that run, of one service or of all, sorted."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from tests.cluster import plain_client
-from tests.compose import overlays, proxying
+from tests.compose import drawing, overlays, proxying
 from tests.compose.alerts import Alerts
 from tests.compose.engine import ComposeProject
 from tests.compose.load import ExactLoad, Expected
@@ -37,6 +37,7 @@ class ComposeTest:
     notes: list[str] = field(default_factory=list)
     """What a step has measured; the report shows it."""
     alerts: Alerts = field(default_factory=Alerts)
+    grafana_url: str = ""
 
     def up(self) -> None:
         """Everything starts and is healthy; two workers of each kind make four pairs."""
@@ -233,6 +234,7 @@ STEPS: Mapping[str, Callable[[ComposeTest], None]] = {
     "exact": ComposeTest.exact,
     "bytes": ComposeTest.bytes_moved,
     "spans": ComposeTest.spans,
+    "grafana": drawing.grafana,
     "proxy": proxying.proxy,
     "scale": ComposeTest.scale,
     "drain": ComposeTest.drained,

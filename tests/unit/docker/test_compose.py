@@ -119,7 +119,7 @@ def test_every_service_is_contained():
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "mem_limit" in service, name
         assert service["restart"] == "unless-stopped", name
-        assert "healthcheck" in service or name in {"grafana", "collector"}
+        assert "healthcheck" in service, name
         # Our images and HAProxy's name a user themselves.
         assert name in {*SERVICES, "proxy"} or str(service["user"]).split(":")[0] not in {"0", "root"}
 
@@ -133,6 +133,11 @@ def test_redis_asks_for_the_services_password_and_is_not_published():
     assert "requirepass $$REDISCLI_AUTH" in script
     assert password not in script
     assert "--appendonly yes --appendfsync no" in script
+
+
+def test_one_command_brings_all_but_what_few_need():
+    optional = {name: each["profiles"] for name, each in COMPOSE["services"].items() if "profiles" in each}
+    assert optional == {"encode": ["images"], "collector": ["tracing"]}
 
 
 def test_no_account_of_grafana_can_be_logged_into():

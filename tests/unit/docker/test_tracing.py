@@ -93,8 +93,21 @@ def test_an_exemplar_leads_to_its_trace():
     prometheus, traces = read_yaml(DOCKER / "grafana" / "provisioning" / "datasources" / "prometheus.yaml")[
         "datasources"
     ]
-    (link,) = prometheus["jsonData"]["exemplarTraceIdDestinations"]
+    _, link = prometheus["jsonData"]["exemplarTraceIdDestinations"]
     assert link == {"name": "trace_id", "datasourceUid": traces["uid"]}
     page = urlsplit(traces["url"])
     assert page.hostname in COMPOSE["services"]
     assert COMPOSE["services"][page.hostname]["ports"] == [f"127.0.0.1:{page.port}:{page.port}"]
+
+
+def test_an_exemplar_leads_to_the_waterfall_of_its_request():
+    """Grafana takes `$${` in its files for `${`, and puts the variables of its environment in."""
+    text = (DOCKER / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text(encoding="utf-8")
+    found = re.search(r'{name: (\w+), url: "\${(\w+)}/(#/[a-z]+/)\$\${__value\.raw}"', text)
+    assert found is not None
+    label, variable, address = found.groups()
+    assert f'"{label}": self.id' in (ROOT / "baton" / "telemetry" / "request_timer.py").read_text(encoding="utf-8")
+    (port,) = COMPOSE["services"]["proxy"]["ports"]
+    assert COMPOSE["services"]["grafana"]["environment"][variable] == f"http://{port.rpartition(':')[0]}"
+    page = (ROOT / "services" / "router" / "ui" / "static" / "app.js").read_text(encoding="utf-8")
+    assert f'view.startsWith("{address}")' in page
