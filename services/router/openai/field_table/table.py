@@ -16,12 +16,26 @@ from baton.services.router.openai.fields import FieldErrors, Fields
 ALL_FIELDS = HONOURED + REFUSED + HARMLESS
 
 
+NOTHING: tuple[object, ...] = ("", [], {})
+"""Values that ask for nothing where a field has no effect, and its default."""
+
+
 def _by_name(endpoint: FieldEndpoint) -> Mapping[str, RequestField]:
     rows = [field for field in ALL_FIELDS if endpoint in field.endpoints]
     table = {field.name: field for field in rows}
     if len(table) < len(rows):
         raise ValueError(f"a field of {endpoint.value} has two rows")
-    return table
+    others = [field for field in ALL_FIELDS if field.name not in table and field.kind is not FieldKind.HARMLESS]
+    return table | {field.name: _elsewhere(field, endpoint) for field in others}
+
+
+def _elsewhere(field: RequestField, endpoint: FieldEndpoint) -> RequestField:
+    """The row at `endpoint` of a field that only the other one has: what it asks for would be ignored here."""
+    (path,) = (other.value for other in field.endpoints)
+    nothing = [value for value in NOTHING if value not in field.neutral]
+    neutral = (*field.neutral, *nothing, *(() if field.default is None else (field.default,)))
+    meaning = f"is not a field of {endpoint.value}, but of {path}"
+    return RequestField(field.name, frozenset({endpoint}), FieldKind.REFUSED, field.origin, meaning, neutral=neutral)
 
 
 FIELDS: Mapping[FieldEndpoint, Mapping[str, RequestField]] = {

@@ -123,7 +123,8 @@ async def test_nothing_is_fetched_by_default(tmp_path: Path) -> None:
 async def test_only_chats_fetch(router: Router, server: ImageServer) -> None:
     messages = [{"role": "user", "content": [remote()]}]
     body = json.dumps({"model": "m", "prompt": "image_url", "messages": messages}).encode()
-    await router.parser.parse(RawRequest("/v1/completions", body, METADATA))
+    with pytest.raises(InvalidRequest, match="messages: is not a field of /v1/completions"):
+        await router.parser.parse(RawRequest("/v1/completions", body, METADATA))
     with pytest.raises(InvalidRequest):
         await router.parser.parse(RawRequest(CHAT, body.replace(b"localhost", b"elsewhere"), METADATA))
     assert server.requests == []
