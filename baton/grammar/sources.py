@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.domain.errors import ConstraintFailed
 
@@ -27,8 +27,6 @@ MAX_CHOICES = 4096
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Values of `format` that are grammars. Others are annotations, as JSON Schema allows, and are dropped."""
-
-_CONVERTER_ERRORS = (GbnfToLarkError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 _RESOURCE = re.compile(r"Resource '([^']{1,200})' is not present")
 
@@ -88,7 +86,7 @@ def grammar_text(source: str) -> str:
     """A Lark grammar, or one in GBNF, whose first rule is `root`."""
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(source))
-    except _CONVERTER_ERRORS as error:
+    except Exception as error:  # the converter's errors have several classes, and some are plain exceptions
         raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
 
 

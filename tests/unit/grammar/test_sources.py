@@ -137,7 +137,13 @@ def test_regular_expressions_are_regular(text: str) -> None:
         grammars.compiler().check(grammars.constraint(sources.regex_grammar(text)))
 
 
-@pytest.mark.parametrize("text", ["::= x", "\u00a2\u0088}", "root ::= (" * 300, "start: (((", 'root ::= "a'])
+UNREADABLE = (
+    "::= x", "\u00a2\u0088}", "root ::= (" * 300, "start: (((", 'root ::= "a', "root ::= nobody", 'rot ::= "a"',
+    'root ::= "a"\nstart ::= "b"',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 def test_a_grammar_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConstraintFailed):
         grammars.compiler().check(grammars.constraint(sources.grammar_text(text)))
