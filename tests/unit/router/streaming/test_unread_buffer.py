@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.services.router.openai.bounds import MAX_STOP_STRINGS
@@ -38,6 +39,15 @@ def event(text: str = "word", choice: int = 0) -> TokenEvent:
 
 def never() -> None:
     raise AssertionError("no overflow is due")
+
+
+def test_calls_and_reasoning_come_back() -> None:
+    """Before the random events: those shrink for minutes where this is broken."""
+    buffer = UnreadBuffer(UnreadBudget(), never)
+    pushed = [replace(event(), calls=(ToolCall(0, "add", "{}"),)), replace(event(), reasoning="hm"), event("so")]
+    for each in pushed:
+        buffer.push(each)
+    assert buffer.pop(3) == pushed
 
 
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3))))
