@@ -214,6 +214,46 @@ def test_another_name_agrees_with_its_target():
         parse(FieldEndpoint.CHAT, {**body, "return_tokens": True, "return_token_ids": 1})
 
 
+@pytest.mark.parametrize(
+    ("fields", "start"),
+    [
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex: cannot be combined with guided_json"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "regex: cannot be combined with response_format"),
+        ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice: cannot be combined with"),
+        ({"structured_outputs": "a", "guided_regex": "a"}, "structured_outputs: must be an object"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern: needs a form"),
+        ({"guided_choice": []}, "guided_choice: "),
+        ({"grammar": "", "json_schema": "{"}, "json_schema: "),
+        ({"n_cmpl": 2, "best_of": 3}, "best_of: must equal n_cmpl"),
+        ({"min_new_tokens": 5, "n_predict": 3}, "min_new_tokens: must not be over n_predict"),
+        ({"thinking_budget_tokens": 5, "separate_reasoning": False}, "thinking_budget_tokens: cannot be combined"),
+    ],
+)
+def test_errors_of_another_name_have_that_name(fields: dict[str, Any], start: str):
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(FieldEndpoint.CHAT, {**NEEDED[FieldEndpoint.CHAT], **fields})
+    assert str(refusal.value).startswith(start)
+    assert refusal.value.param == start.partition(":")[0]
+
+
+def test_an_open_number_of_tokens_fills_the_context():
+    """llama-server's -1; a completion has 16 tokens otherwise."""
+    [prompt] = parse(FieldEndpoint.COMPLETION, NEEDED[FieldEndpoint.COMPLETION]).prompts
+    for fields, expected in (
+        ({}, 16),
+        ({"n_predict": -1}, 4096 - len(prompt)),
+        ({"n_predict": -1, "max_tokens": 3}, 3),
+    ):
+        [sequence] = parse(FieldEndpoint.COMPLETION, {**NEEDED[FieldEndpoint.COMPLETION], **fields}).sequences
+        assert sequence.stop.max_tokens == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("tool_choice", "none"), ("metadata", {"a": "b"}), ("store", True)])
+def test_a_completion_may_have_fields_of_chats_that_ask_for_nothing(name: str, value: object):
+    body = NEEDED[FieldEndpoint.COMPLETION]
+    assert parse(FieldEndpoint.COMPLETION, {**body, name: value}) == parse(FieldEndpoint.COMPLETION, body)
+
+
 def test_true_is_not_a_neutral_number():
     for name, value in (("mirostat", False), ("use_beam_search", 0), ("length_penalty", True)):
         with pytest.raises(InvalidRequest):

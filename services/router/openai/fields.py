@@ -65,9 +65,9 @@ class FieldErrors:
 
     def name_of(self, param: str) -> str:
         """The name of a field, or of a place in one, as the client has sent it."""
-        for name, sent in self._names.items():
+        for name in sorted(self._names, key=len, reverse=True):  # the innermost that was renamed
             if param == name or (param.startswith(name) and param[len(name)] in ".["):
-                return sent + param[len(name) :]
+                return self._names[name] + param[len(name) :]
         return param
 
     def add_error(self, param: str, message: str) -> None:

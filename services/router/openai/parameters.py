@@ -32,7 +32,7 @@ from baton.services.router.openai.constraint.reader import (
     read_constraint,
 )
 from baton.services.router.openai.fields import Fields, is_integer, is_number, short_repr
-from baton.services.router.openai.truncation.reader import PromptTruncation, read_truncation
+from baton.services.router.openai.truncation.reader import CUTS, PromptTruncation, read_truncation
 from baton.services.router.openai.valid_request import RequestedScores, StreamOptions
 from baton.services.router.text.text_model import TextModel
 
@@ -123,7 +123,7 @@ def read_common_params(
         if (listed := get("prompt_logprobs")) is None and (logprobs is None or not get("echo"))
         else RequestedScores(logprobs if get("echo") else None, listed),
         tokens_as_ids=get("return_tokens_as_token_ids", False),
-        truncation=read_truncation(fields, scalars) if "truncate_prompt_tokens" in scalars else None,
+        truncation=read_truncation(fields, scalars) if not body.keys().isdisjoint(CUTS) else None,
         affinity=_digest(tenant, scalars["prompt_cache_key"]) if "prompt_cache_key" in scalars else "",
     )
 
@@ -135,13 +135,13 @@ def choice_seed(seed: int, choice: int) -> int:
 
 def _check_consistency(fields: Fields, scalars: Mapping[str, Any], default_max_tokens: int | None) -> None:
     """Notes fields that contradict each other."""
-    num_choices, best_of = scalars.get("n", 1), fields.values.get("best_of")
+    num_choices, best_of, name_of = scalars.get("n", 1), fields.values.get("best_of"), fields.errors.name_of
     if best_of is not None and best_of != num_choices:
-        fields.add_error("best_of", f"must equal n ({num_choices}), not {short_repr(best_of)}")
+        fields.add_error("best_of", f"must equal {name_of('n')} ({num_choices}), not {short_repr(best_of)}")
     max_tokens = scalars.get("max_completion_tokens", scalars.get("max_tokens", default_max_tokens))
     min_tokens = scalars.get("min_tokens", 0)
     if max_tokens is not None and min_tokens > max_tokens:
-        fields.add_error("min_tokens", f"must not be over max_tokens ({max_tokens}), not {min_tokens}")
+        fields.add_error("min_tokens", f"must not be over {name_of('max_tokens')} ({max_tokens}), not {min_tokens}")
 
 
 def _read_stop_strings(fields: Fields) -> tuple[str, ...]:

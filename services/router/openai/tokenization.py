@@ -19,6 +19,7 @@ from baton.services.router.openai.prompts import read_chat, read_tokens
 from baton.services.router.openai.schemas import DetokenizeResult, RenderResult, TokenizeResult, TokenizerInfo
 from baton.services.router.openai.tools.functions import with_functions
 from baton.services.router.openai.tools.reader import read_tools
+from baton.services.router.openai.truncation.reader import CUTS
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
 from baton.services.router.text.text_model import TextModel
 
@@ -29,8 +30,6 @@ OWN_FLAGS = ("add_special_tokens", "return_token_strs")
 """Of /tokenize alone; both endpoints that generate have other rules for the first one."""
 
 CHAT_FLAGS = ("add_generation_prompt", "continue_final_message", "enable_thinking")
-CUTS = ("truncate_prompt_tokens", "truncation_side")
-"""They are of endpoints that generate: the context leaves room for an answer there."""
 
 
 class TokenizationParser:
@@ -85,7 +84,7 @@ class TokenizationParser:
         errors = FieldErrors()
         checked = check_fields({name: body[name] for name in body if name not in OWN_FLAGS}, endpoint, errors)
         self._check_model(checked.fields)
-        for name in CUTS:
+        for name in CUTS:  # of endpoints that generate: the context leaves room for an answer there
             if body.get(name) is not None:
                 checked.fields.add_error(name, "is not supported here")
         return checked

@@ -168,12 +168,12 @@ class RequestValidator:
                 is_calls=requested is not None and requested.is_calls,
             )
         except ConstraintFailed as error:
-            param = error.param or (BUDGET if requested is None else requested.param)
+            param = fields.errors.name_of(error.param or (BUDGET if requested is None else requested.param))
             raise ConstraintFailed(f"{param}: {error}", error.reason, param=param) from None
         if value is None:
             return reasoning, params
         if requested is None:
-            requested = RequestedConstraint(value, BUDGET)
+            requested = RequestedConstraint(value, fields.errors.name_of(BUDGET))
         is_form = params.constraint is not None and isinstance(params.constraint.value.phases[0], GrammarPhase)
         params = replace(params, constraint=replace(requested, value=value))
         return replace(reasoning, keep_space=is_form), params
@@ -183,9 +183,9 @@ class RequestValidator:
         checked = self._open(body, FieldEndpoint.COMPLETION)
         fields, echo = checked.fields, body.get("echo") is True
         scalars = fields.read(_ECHO_SCALARS if echo else SCALARS[FieldEndpoint.COMPLETION])
-        params = read_common_params(
-            fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant, DEFAULT_COMPLETION_TOKENS
-        )
+        is_open = body.get("n_predict") == -1  # llama-server's name for: to the end of the context
+        default = None if is_open else DEFAULT_COMPLETION_TOKENS
+        params = read_common_params(fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant, default)
         texts = read_prompts(fields, self._text.vocab_size)
         if len(texts) * params.num_choices > MAX_REQUEST_CHOICES:
             fields.add_error("n", f"times the number of prompts must not be over {MAX_REQUEST_CHOICES}")

@@ -43,10 +43,11 @@ async def test_every_choice_has_the_constraint(chat: bool):
     ("fields", "param", "words"),
     [
         ({"response_format": {**WRAPPED, "json_schema": {"schema": {"not": {}}}}}, "response_format", "not"),
-        ({"guided_regex": "(["}, "structured_outputs", "regex"),
-        ({"guided_regex": "a(?=b)"}, "structured_outputs", "regex"),
-        ({"guided_grammar": "start: nobody"}, "structured_outputs", "nobody"),
-        ({"json_schema": {"type": "array", "items": {"uniqueItems": True}}}, "structured_outputs", "/items"),
+        ({"guided_regex": "(["}, "guided_regex", "regex"),
+        ({"structured_outputs": {"regex": "a(?=b)"}}, "structured_outputs", "regex"),
+        ({"guided_grammar": "start: nobody"}, "guided_grammar", "nobody"),
+        ({"json_schema": {"type": "array", "items": {"uniqueItems": True}}}, "json_schema", "/items"),
+        ({"structured_outputs": {"disable_any_whitespace": True}, "regex": "(["}, "regex", "regex"),
         ({"structured_outputs": {"json": {"enum": ["x" * 70_000]}}}, "structured_outputs", "bytes"),
     ],
 )
@@ -80,4 +81,4 @@ async def test_two_forms_at_once_are_refused():
         same = await world.chat(guided_regex="a+", regex="a+")
         assert same.status_code == 200
         other = await world.chat(guided_regex="a+", regex="b+")
-        assert other.json()["error"]["message"].startswith("regex: contradicts structured_outputs.regex")
+        assert other.json()["error"]["message"].startswith("regex: contradicts guided_regex")

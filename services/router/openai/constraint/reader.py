@@ -124,13 +124,26 @@ def _read_structured_outputs(fields: Fields, text: TextModel) -> _FormSpec | Non
         if wanted.values[name] is not None:
             wanted.add_error(name, "is not supported")
     kinds = [kind for kind in KINDS if wanted.values.get(kind) not in (None, False)]
-    if len(kinds) != 1:
-        fields.add_mismatch(STRUCTURED_OUTPUTS, f"an object with one of {', '.join(KINDS)}")
+    sent = [fields.errors.name_of(f"{STRUCTURED_OUTPUTS}.{kind}") for kind in kinds]
+    if len(kinds) > 1:
+        wanted.add_error(kinds[1], f"cannot be combined with {sent[0]}: both ask for a form")
+        return None
+    if not kinds:
+        _refuse_no_form(fields)
         return None
     kind = kinds[0]
+    param = STRUCTURED_OUTPUTS if sent[0].startswith(STRUCTURED_OUTPUTS) else sent[0]
     value = wanted.values[kind]
     schema = _schema(value) if kind == "json" else {"type": "object"} if kind == "json_object" else None
-    return _noted(wanted, kind, STRUCTURED_OUTPUTS, lambda: _grammar(kind, value, schema, options, text), schema)
+    return _noted(wanted, kind, param, lambda: _grammar(kind, value, schema, options, text), schema)
+
+
+def _refuse_no_form(fields: Fields) -> None:
+    """Notes that `structured_outputs`, or an option of it under another name, asks for no form."""
+    if fields.errors.name_of(STRUCTURED_OUTPUTS) == STRUCTURED_OUTPUTS:
+        fields.add_mismatch(STRUCTURED_OUTPUTS, f"an object with one of {', '.join(KINDS)}")
+    else:
+        fields.add_error(STRUCTURED_OUTPUTS, "needs a form beside it, such as a schema")
 
 
 def _grammar(kind: str, value: object, schema: object, options: Mapping[str, Any], text: TextModel) -> str:

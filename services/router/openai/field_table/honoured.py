@@ -218,13 +218,14 @@ def _alias(
     target: str,
     *,
     neutral: tuple[object, ...] = (),
+    more: str = "",
 ) -> RequestField:
     return RequestField(
         name,
         endpoints,
         FieldKind.ALIAS,
         origin,
-        f"Another name of {target}.",
+        f"Another name of {target}.{more}",
         shape,
         default_note=target,
         neutral=neutral,
@@ -237,7 +238,8 @@ _ALIAS_ROWS = (
     _alias("no_stop_trim", BOTH, _SGLANG, FLAG, "include_stop_str_in_output"),
     _alias("return_prompt_token_ids", CHAT, _SGLANG, FLAG, "return_token_ids"),
     _alias("extra_key", BOTH, _SGLANG, TEXT, "cache_salt"),
-    _alias("n_predict", BOTH, _LLAMA, MAX_TOKENS, "max_tokens", neutral=(-1,)),
+    _alias("n_predict", BOTH, _LLAMA, MAX_TOKENS, "max_tokens", neutral=(-1,),
+           more=" -1: to the end of the context, unless that has a value."),
     _alias("guided_json", BOTH, _VLLM, shapes.JSON_SCHEMA, "structured_outputs.json"),
     _alias("guided_regex", BOTH, _VLLM, TEXT, "structured_outputs.regex"),
     _alias("guided_choice", BOTH, _VLLM, shapes.STRINGS, "structured_outputs.choice"),
@@ -252,7 +254,7 @@ _ALIAS_ROWS = (
     _alias("n_cmpl", BOTH, _LLAMA, integer(1, MAX_CHOICES), "n"),
     _alias("repeat_penalty", BOTH, _LLAMA, number(0.0, 2.0, exclusive_low=True), "repetition_penalty"),
     _alias("return_tokens", BOTH, _LLAMA, FLAG, "return_token_ids"),
-)
+)  # fmt: skip
 
 HONOURED = (
     _PROMPT_ROWS

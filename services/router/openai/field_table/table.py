@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.services.router.openai.bounds import Scalar
-from baton.services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from baton.services.router.openai.field_table.field import BOTH, FieldEndpoint, FieldKind, RequestField
 from baton.services.router.openai.field_table.harmless import HARMLESS
 from baton.services.router.openai.field_table.honoured import HONOURED
 from baton.services.router.openai.field_table.nested import OBJECTS, unknown_inside
@@ -17,7 +17,14 @@ ALL_FIELDS = HONOURED + REFUSED + HARMLESS
 
 
 NOTHING: tuple[object, ...] = ("", [], {})
-"""Values that ask for nothing where a field has no effect, and its default."""
+"""Values that ask for nothing where a field has no effect, beside its default and those in `OFF`."""
+
+OFF: Mapping[str, tuple[object, ...]] = {
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "reasoning_effort": ("none",),
+    "return_prompt_token_ids": (False,),
+}
 
 
 def _by_name(endpoint: FieldEndpoint) -> Mapping[str, RequestField]:
@@ -25,14 +32,19 @@ def _by_name(endpoint: FieldEndpoint) -> Mapping[str, RequestField]:
     table = {field.name: field for field in rows}
     if len(table) < len(rows):
         raise ValueError(f"a field of {endpoint.value} has two rows")
-    others = [field for field in ALL_FIELDS if field.name not in table and field.kind is not FieldKind.HARMLESS]
+    others = [field for field in ALL_FIELDS if field.name not in table]
     return table | {field.name: _elsewhere(field, endpoint) for field in others}
 
 
 def _elsewhere(field: RequestField, endpoint: FieldEndpoint) -> RequestField:
-    """The row at `endpoint` of a field that only the other one has: what it asks for would be ignored here."""
+    """The row at `endpoint` of a field that only the other one has: what it asks for would be ignored here.
+
+    What is harmless there is harmless here.
+    """
+    if field.kind is FieldKind.HARMLESS:
+        return replace(field, endpoints=BOTH)
     (path,) = (other.value for other in field.endpoints)
-    nothing = [value for value in NOTHING if value not in field.neutral]
+    nothing = [value for value in (*NOTHING, *OFF.get(field.name, ())) if value not in field.neutral]
     neutral = (*field.neutral, *nothing, *(() if field.default is None else (field.default,)))
     meaning = f"is not a field of {endpoint.value}, but of {path}"
     return RequestField(field.name, frozenset({endpoint}), FieldKind.REFUSED, field.origin, meaning, neutral=neutral)
@@ -87,16 +99,20 @@ def check_fields(body: Mapping[str, object], endpoint: FieldEndpoint, errors: Fi
 def _read_alias(given: Fields, field: RequestField, value: object, aliases: dict[str, object]) -> None:
     """Puts the value under the name of its target, unless the body has that too; then both must be equal.
 
-    A target `name.key` is a key of an object.
+    A target `name.key` is a key of an object. Later errors of the value have the name that was sent.
     """
     name, _, key = field.target.partition(".")
     target = aliases.get(name, given.values.get(name))
     whole = target if isinstance(target, dict) else {}
+    if key and whole is not target and target is not None:
+        return  # no object: its reader refuses it
     if key:
         target = whole.get(key)
     if field.shape is not None and value not in field.shape:
         given.add_mismatch(field.name, str(field.shape))
     elif target is None:
         aliases[name] = {**whole, key: value} if key else value
+        given.errors.rename({field.target: field.name, **({} if whole else {name: field.name})})
     elif target != value:
-        given.add_error(field.name, f"contradicts {field.target}, of which it is another name")
+        sent = given.errors.name_of(field.target)
+        given.add_error(field.name, f"contradicts {sent}, of which it is another name")

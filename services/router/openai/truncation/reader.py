@@ -9,6 +9,7 @@ from typing import Any
 from baton.services.router.openai.fields import Fields
 
 LEFT, RIGHT = "left", "right"
+CUTS = ("truncate_prompt_tokens", "truncation_side")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,10 @@ class PromptTruncation:
         return tokens[-num_kept:] if self.side == LEFT else tokens[:num_kept]
 
 
-def read_truncation(fields: Fields, scalars: Mapping[str, Any]) -> PromptTruncation:
-    """The truncation of a body that names a number of tokens."""
-    num_tokens, side = scalars["truncate_prompt_tokens"], fields.values.get("truncation_side")
+def read_truncation(fields: Fields, scalars: Mapping[str, Any]) -> PromptTruncation | None:
+    """The truncation of a body; None if it names no number of tokens."""
+    num_tokens, side = scalars.get("truncate_prompt_tokens"), fields.values.get("truncation_side")
     if side not in (None, LEFT, RIGHT):
         fields.add_mismatch("truncation_side", "left or right")
         side = None
-    return PromptTruncation(num_tokens, LEFT if side is None else str(side))
+    return None if num_tokens is None else PromptTruncation(num_tokens, LEFT if side is None else str(side))

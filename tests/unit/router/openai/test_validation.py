@@ -89,7 +89,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("stream_options", [], [{}, {"include_usage": True}, []]),
         ("ignore_eos", [True], ["x"]),
         ("skip_special_tokens", [False], [0]),
-        ("priority", [-5, 5], ["high"]),
+        ("priority", [-3, 3], [-4, 4, 2**31 - 1, 1.0, "high"]),
         ("cache_salt", ["tenant"], ["", 5]),
         ("prompt_cache_key", ["k"], ["", 5]),
         ("tools", [], [[], {}, [{"type": "function"}], [*TOOLS, *TOOLS], [{**TOOLS[0], "type": "web"}]]),
@@ -99,7 +99,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("allowed_token_ids", [[5]], [[], [-1], [2048], [True], "5", 5, list(range(1025))]),
         ("bad_words", [[], ["a"]], ["a", [""], ["  "], [5], ["x" * 257], ["a"] * 129]),
         ("logprob_token_ids", [], [[5], [], [-1], [2048], "5", list(range(129))]),
-        ("truncation_side", ["left", "right"], []),
+        ("truncation_side", ["left", "right"], ["middle", 1]),
         ("return_tokens_as_token_ids", [True], [1]),
         (
             "messages",
