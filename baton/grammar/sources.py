@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.domain.errors import ConstraintFailed
+from baton.grammar.gbnf import as_lark
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -84,10 +84,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 def grammar_text(source: str) -> str:
     """A Lark grammar, or one in GBNF, whose first rule is `root`."""
-    try:
-        return LLMatcher.grammar_from_lark(any_to_lark(source))
-    except Exception as error:  # the converter's errors have several classes, and some are plain exceptions
-        raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
+    return LLMatcher.grammar_from_lark(as_lark(source))
 
 
 def json_rule(schema: Json, additional_properties: bool) -> str:
