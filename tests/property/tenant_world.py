@@ -70,8 +70,17 @@ class TenantWorld:
         table = TenantTable(by_name={offer.tenant: TenantLimits(weight=offer.weight) for offer in self.offers})
         self._queue = self.make_queue(AdmissionLimits(self.num_places, self.max_ttft_s), table)
 
+    @property
+    def queue(self) -> AdmissionQueue:
+        return self._queue
+
     def run(self, seconds: float) -> None:
         """Arrivals for `seconds`; what was admitted runs to its end."""
+        self.schedule(seconds)
+        self.advance(math.inf)
+
+    def schedule(self, seconds: float) -> None:
+        """Adds arrivals and measurements of `seconds`."""
         for number, offer in enumerate(self.offers):
             draw = Random(1000 * self.seed + number)  # every offer has its own, so others do not change it
             if offer.rate:
@@ -82,7 +91,10 @@ class TenantWorld:
                 self._at(0.0, partial(self._arrive, offer, self._spec(offer, draw), draw, seconds))
         for second in range(1, int(seconds) + 1):
             self._at(float(second), self._measure)
-        while self._events:
+
+    def advance(self, until: float) -> None:
+        """Runs what is due."""
+        while self._events and self._events[0][0] <= until:
             self.now, _, what = heapq.heappop(self._events)
             what()
 
