@@ -33,7 +33,7 @@ from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
-from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
+from baton.store.store import CallOwner, CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
 from baton.worker.media.media_receiver import MediaReceiver
 
 
@@ -126,6 +126,22 @@ class ClaimsWithoutComparing(MemoryStore):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._calls = _ClaimsAnyEpoch(self._sequences, self._options, self._clock)
+
+
+class _PutsAnyBallot(MemoryCallStore):
+    def put(self, record: CallRecord) -> CallOwner:
+        stored = self._calls.pop(record.id, None)
+        if stored is not None and stored.record.ballot == record.ballot:
+            self._calls[record.id] = stored
+        return super().put(record)
+
+
+class PutsLowerBallots(MemoryStore):
+    """Enters a call again under whatever ballot its owner has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls = _PutsAnyBallot(self._sequences, self._options, self._clock)
 
 
 class JournalsWithoutFencing(MemoryStore):
