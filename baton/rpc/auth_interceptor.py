@@ -25,6 +25,7 @@ from baton.domain.ids import Incarnation
 from baton.rpc import codec
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallToken, CallTokenFault, CallTokenVerifier
 from baton.rpc.incarnation_check import check_incarnation
+from baton.rpc.replies.reply_tags import UNTAGGED_METHODS, ReplyTags
 from baton.rpc.request_budget import REFLECTION_METHOD, RequestBudget, max_request_bytes
 from baton.rpc.request_metadata import log_fields
 
@@ -84,11 +85,12 @@ class RejectedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """`open`: calls without a token are served, too, as in an open cluster."""
+    """`open`: calls without a token are served, too, as in an open cluster. `tags_replies`: callers expect tags."""
 
     incarnation: Incarnation
     keys: tuple[bytes, ...]
     open: bool
+    tags_replies: bool = False
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
@@ -174,9 +176,18 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             except BatonError as error:
                 await codec.abort(context, error)
 
+        serializer = self._serializer(method, handler, token)
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(stream, None, serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, None, serializer)
+
+    def _serializer(self, method: str, handler: Any, token: CallToken | None) -> Callable[[Any], bytes]:
+        """Serialises the replies of one call, with tags if its caller expects them."""
+        serialise: Callable[[Any], bytes] = handler.response_serializer
+        if token is None or not self._rules.tags_replies or method in UNTAGGED_METHODS:
+            return serialise
+        tags = ReplyTags(token.key, token.header)
+        return lambda reply: tags.add(serialise(reply))
 
     def _guard_upload(self, method: str, handler: Any, token: CallToken | None) -> Any:
         """Wraps `handler` so that it gets the requests of a stream one by one, the first one checked."""
@@ -194,7 +205,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             except BatonError as error:
                 await codec.abort(context, error)
 
-        return grpc.stream_unary_rpc_method_handler(upload, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(upload, None, self._serializer(method, handler, token))
 
     async def _read(self, method: str, handler: Any, body: bytes, token: CallToken | None, context: Context) -> Any:
         """The parsed request. Aborts the call or raises `BatonError` for a request that is not served."""

@@ -30,8 +30,9 @@ MAX_SESSIONS = 4096
 OPEN_CLUSTER_KEY = b"baton/open-cluster"
 
 _HEADER = struct.Struct(">16sQQQ")
+HEADER_BYTES = _HEADER.size
 _MAC_BYTES = 32
-TOKEN_BYTES = _HEADER.size + 2 * _MAC_BYTES
+TOKEN_BYTES = HEADER_BYTES + 2 * _MAC_BYTES
 
 
 class CallTokenFault(enum.Enum):
@@ -88,7 +89,7 @@ class CallTokenVerifier:
             return CallTokenFault.MISSING
         if len(token) != TOKEN_BYTES:
             return CallTokenFault.FORGED
-        header, macs = token[: _HEADER.size], token[_HEADER.size :]
+        header, macs = token[:HEADER_BYTES], token[HEADER_BYTES:]
         header_mac, body_mac = macs[:_MAC_BYTES], macs[_MAC_BYTES:]
         valid = [key for key in self._keys if hmac.compare_digest(header_mac, _header_mac(key, header, method))]
         if not valid:

@@ -102,7 +102,8 @@ def server_credentials(trust: ClusterTrust) -> grpc.ServerCredentials | None:
 class AuthenticatedChannel:
     """The part of a channel that stubs use, with a token for one worker incarnation on every call.
 
-    `channel` may be one for asyncio or one for threads. Its opener closes it.
+    `channel` may be one for asyncio or one for threads. Its opener closes it. The option `on_token` of a call gets its
+    token.
     """
 
     def __init__(self, channel: grpc.aio.Channel | grpc.Channel, issuer: CallTokenIssuer) -> None:
@@ -134,11 +135,15 @@ class AuthenticatedChannel:
         call = self._channel.stream_unary(method, None, response_deserializer, **options)
 
         def start(
-            requests: Iterable[Any], timeout: float | None = None, metadata: Metadata = (), **options: Any
+            requests: Iterable[Any],
+            timeout: float | None = None,
+            metadata: Metadata = (),
+            on_token: Callable[[bytes], None] | None = None,
+            **options: Any,
         ) -> Any:
             bodies = iter(requests) if request_serializer is None else map(request_serializer, requests)
             first = next(bodies)
-            token = (CALL_TOKEN_METADATA_KEY, self._issuer.issue(method, first))
+            token = self._token(method, first, on_token)
 
             async def after_go_ahead() -> AsyncGenerator[bytes, None]:
                 yield first
@@ -156,12 +161,24 @@ class AuthenticatedChannel:
     def _with_token(
         self, method: str, serialise: Callable[[Any], bytes] | None, call: Callable[..., Any]
     ) -> Callable[..., Any]:
-        def start(request: Any, timeout: float | None = None, metadata: Metadata = (), **options: Any) -> Any:
+        def start(
+            request: Any,
+            timeout: float | None = None,
+            metadata: Metadata = (),
+            on_token: Callable[[bytes], None] | None = None,
+            **options: Any,
+        ) -> Any:
             body = request if serialise is None else serialise(request)
-            token = (CALL_TOKEN_METADATA_KEY, self._issuer.issue(method, body))
+            token = self._token(method, body, on_token)
             return call(body, timeout=timeout, metadata=(token, *metadata), **options)
 
         return start
+
+    def _token(self, method: str, body: bytes, on_token: Callable[[bytes], None] | None) -> tuple[str, bytes]:
+        token = self._issuer.issue(method, body)
+        if on_token is not None:
+            on_token(token)
+        return CALL_TOKEN_METADATA_KEY, token
 
 
 def with_call_tokens(channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation) -> AuthenticatedChannel:

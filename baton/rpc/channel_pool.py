@@ -18,6 +18,7 @@ import structlog
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc.channel import open_channel, with_call_tokens
+from baton.rpc.replies.reply_tags import reply_key
 from baton.rpc.reply_channel import ReplyChannel
 
 log = structlog.get_logger(__name__)
@@ -107,6 +108,7 @@ class ChannelPool:
             with_call_tokens(connection.channel, self.trust, incarnation),
             partial(self._on_open, connection),
             partial(self._replace, address, connection),
+            reply_key(self.trust),
         )
         pooled = self._open[address] = _PooledChannel(connection, incarnation, for_stubs)
         return pooled

@@ -90,14 +90,19 @@ _FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Received bytes that are no message of the expected type. The connection that carried them counts as broken."""
+    """Received bytes that are no message of the expected type. The connection that carried them counts as broken.
+
+    `forged`: they may be one, but the called worker has not sent it, or not now.
+    """
 
     num_bytes: int
+    forged: bool = False
 
     @property
     def error(self) -> LinkBroken:
         """The error of the attempt that needed the message: another try may succeed."""
-        return LinkBroken(f"a message of {self.num_bytes} bytes cannot be read")
+        why = "is not the called worker's next reply: its tag does not fit" if self.forged else "cannot be read"
+        return LinkBroken(f"a message of {self.num_bytes} bytes {why}")
 
 
 def read(parse: Callable[[bytes], Message], data: bytes | None) -> Message | Unreadable:

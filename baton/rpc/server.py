@@ -20,6 +20,7 @@ from baton.rpc.auth_interceptor import AuthInterceptor, CallRules, RejectedCall
 from baton.rpc.call_token import OPEN_CLUSTER_KEY
 from baton.rpc.channel import server_credentials
 from baton.rpc.channel_pool import MAX_MESSAGE_BYTES, PING_INTERVAL_S, PING_TIMEOUT_S
+from baton.rpc.replies.reply_tags import reply_key
 from baton.rpc.request_budget import MAX_PROMPT_BYTES
 
 MAX_CALLS_PER_CONNECTION = 1024
@@ -70,7 +71,8 @@ class ServerAuth:
     def interceptor(self) -> AuthInterceptor:
         """The interceptor of one server."""
         keys = self.trust.keys("call-token")
-        rules = CallRules(self.incarnation, keys or (OPEN_CLUSTER_KEY,), open=not keys)
+        tags_replies = reply_key(self.trust) is not None
+        rules = CallRules(self.incarnation, keys or (OPEN_CLUSTER_KEY,), open=not keys, tags_replies=tags_replies)
         return AuthInterceptor(rules, self.on_rejected)
 
 

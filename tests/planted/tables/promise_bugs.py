@@ -7,6 +7,7 @@ from tests.planted.runner import PlantedBug
 SURVIVAL, CANCEL, LEASES, DURABLE = "kills cost a pause", "cancel leaks nothing", "pins and leases", "durable is true"
 CALLERS, WORKER_ID, INPUT = "callers without the secret", "a worker's id is its own", "bad input is answered"
 WAITS, LABELS, READERS = "every wait ends", "labels are true", "clients that do not read"
+REPLIES = "replies are the worker's"
 
 DISPATCH, DECODE, HANDOFF = "services/router/dispatch", "services/decode", "baton/engine/handoff"
 RETRIES = "tests/service/dispatch/test_retries.py tests/service/dispatch/test_link_failures.py"
@@ -15,6 +16,7 @@ DURABILITY = "tests/unit/store/test_durability.py"
 UNREAD = "tests/unit/router/streaming tests/service/http/test_slow_readers.py"
 HTTP = "tests/service/http/test_http_protocol.py tests/service/http/test_errors.py"
 CALL_TOKENS = "tests/unit/rpc/test_call_token.py tests/unit/rpc/test_auth_interceptor.py"
+REPLY_TAGS, TAG_TESTS = "baton/rpc/replies/reply_tags.py", "tests/unit/rpc/test_reply_tags.py"
 IDS = "tests/unit/worker/identity/test_worker_id.py tests/unit/worker/test_registration.py"
 
 PROMISE_BUGS = (
@@ -162,6 +164,28 @@ PROMISE_BUGS = (
     PlantedBug(
         CALLERS, "calls older than the window are served", "baton/rpc/call_token.py",
         "if self.newest - number < WINDOW_CALLS else 0", "if True else 0", CALL_TOKENS,
+    ),
+    PlantedBug(
+        REPLIES, "a tag may be missing", REPLY_TAGS,
+        "return reply if hmac", "return tagged if _FIELD not in tagged else reply if hmac", TAG_TESTS,
+    ),
+    PlantedBug(
+        REPLIES, "a tag fits any call", REPLY_TAGS,
+        "blake2b(token[:HEADER_BYTES], key=key", 'blake2b(b"", key=key', TAG_TESTS,
+    ),
+    PlantedBug(
+        REPLIES, "a tag fits any place in its call", REPLY_TAGS,
+        "keyed.update(_NUMBER.pack(next(self._numbers)))", "pass", TAG_TESTS,
+    ),
+    PlantedBug(
+        REPLIES, "a tag covers no bytes", REPLY_TAGS, "keyed.update(reply)", "pass", TAG_TESTS,
+    ),
+    PlantedBug(
+        REPLIES, "any key makes tags", REPLY_TAGS, "key=key, digest_size", 'key=b"k", digest_size', TAG_TESTS,
+    ),
+    PlantedBug(
+        REPLIES, "callers ask for no tags", "baton/rpc/channel_pool.py",
+        "            reply_key(self.trust),\n", "", f"{TAG_TESTS} tests/service/test_forged_replies.py",
     ),
     PlantedBug(
         WORKER_ID, "a held id is free", "baton/worker/identity/worker_id.py",

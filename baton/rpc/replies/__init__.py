@@ -1,0 +1,1 @@
+"""Replies: proof of who sent them."""
