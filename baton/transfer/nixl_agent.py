@@ -76,7 +76,7 @@ class NixlAgent:
         self._api = load_nixl()
         self._errors: tuple[type[Exception], ...] = _error_types(self._api.nixlBind)
         self._disconnect_error: type[Exception] = self._api.nixlBind.nixlRemoteDisconnectError
-        with self._as_link_broken(f"no NIXL agent {name}"):
+        with self._as_link_broken(f"UCX does not start, which --transport stream does without: no NIXL agent {name}"):
             config = self._api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[])
             with _slow_progress_thread(self._api.nixlBind):
                 self._agent: Any = self._api.nixl_agent(name, config)

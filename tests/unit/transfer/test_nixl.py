@@ -48,6 +48,19 @@ def test_a_missing_library_is_reported_as_a_reason(monkeypatch):
 
 
 @needs_nixl
+def test_ucx_that_does_not_start_is_told_with_the_way_around(monkeypatch):
+    """As in a container without /sys, where UCX finds no device."""
+    api = load_nixl()
+
+    def refuse(*arguments: object) -> None:
+        raise api.nixlBind.nixlBackendError("NIXL_ERR_BACKEND")
+
+    monkeypatch.setattr(api.nixl_agent, "create_backend", refuse)
+    with pytest.raises(LinkBroken, match=r"--transport stream .*prefill:p:1.*NIXL_ERR_BACKEND"):
+        NixlAgent("prefill:p:1", progress_thread=True)
+
+
+@needs_nixl
 def test_patching_the_progress_delay_leaves_the_library_as_it_was():
     bindings = load_nixl().nixlBind
     before = bindings.nixlAgentConfig
