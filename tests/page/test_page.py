@@ -6,12 +6,13 @@ import asyncio
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.domain.worker import MediaCounts, PageCounts, WorkerLoad, WorkerStatus
+from baton.domain.worker import BrokenLink, LinkRecord, MediaCounts, PageCounts, WorkerLoad, WorkerStatus
 from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
 from baton.services.router.edge.api_keys import make_entry, new_key
@@ -138,6 +139,24 @@ async def test_the_newest_request_stays_until_it_was_read(opened: Opener, browse
         await expect(page.get_by_role("button", name=re.compile(second[-3:]))).to_be_visible()
         await fetching.continue_()
         await expect(panel.get_by_role("link", name=first)).to_be_visible()
+
+
+async def test_a_link_shows_its_speed_and_path_or_why_it_is_broken(opened: Opener):
+    from playwright.async_api import expect
+
+    async with watched_router(opened, num_decode=1) as (own, open_page):
+        page = await open_page()
+        decode, prefill = own.mock.decodes[0], own.mock.prefills[0]
+        link = LinkRecord(prefill.id, prefill.incarnation, "nixl", 9.2 * 2**30, 1 << 20, "nixl/ucx (cma)")
+        await own.mock.registry.announce(decode.record([link]))
+        lines = page.locator("svg.links")
+        await expect(lines).to_have_attribute("aria-label", "1 link: prefill-0 to decode-0 9.2 cma")
+        await expect(lines.locator("text")).to_have_text("9.2 cma")
+        broken = BrokenLink(prefill.id, "fingerprint differs in page_size")
+        await own.mock.registry.announce(replace(decode.record(), broken_links=(broken,)))
+        await expect(lines.locator("text")).to_have_text("✕ broken")
+        await expect(page.get_by_label("Transfer")).to_contain_text(broken.reason)
+        assert await axe_violations(page) == []
 
 
 async def test_encode_workers_have_cards_with_what_they_report(opened: Opener):
@@ -295,7 +314,7 @@ async def test_a_view_is_accessible_and_fits(opened: Opener, router: LiveRouter,
     assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-async def test_a_demo_has_buttons_that_kill_a_worker(opened: Opener, router: LiveRouter, tmp_path: Path):
+async def test_a_demo_has_buttons_that_kill_and_drain_a_worker(opened: Opener, router: LiveRouter, tmp_path: Path):
     from playwright.async_api import expect
 
     plain = await opened()
@@ -308,6 +327,10 @@ async def test_a_demo_has_buttons_that_kill_a_worker(opened: Opener, router: Liv
             page = await open_page()
             await page.get_by_role("button", name="Kill prefill-0").click()
             await expect(page.get_by_role("alert")).to_contain_text("no worker 'prefill-0'")
+            await page.get_by_role("button", name="Drain decode-0").click()
+            assert await asyncio.wait_for(supervisor.first_exit(), WAIT_MS / 1000) is child
+            assert child.process.returncode in (0, -15), "SIGTERM, which drains a worker"
+            child = await supervisor.restart(child)
             await page.get_by_role("button", name="Kill decode-0").click()
             assert await asyncio.wait_for(supervisor.first_exit(), WAIT_MS / 1000) is child
             assert child.process.returncode == -9

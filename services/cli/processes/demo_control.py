@@ -16,7 +16,7 @@ from baton.services.cli.processes.supervisor import Supervisor
 
 MAX_LINE_BYTES = 1024
 TIMEOUT_S = 5.0
-ROLES = ("prefill-", "decode-")
+ROLES = ("prefill-", "decode-", "encode-")
 
 
 class DemoServer:

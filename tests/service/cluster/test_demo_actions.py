@@ -56,6 +56,14 @@ async def test_a_drain_is_a_sigterm(demo):
     assert ended.process.returncode in (0, -15)
 
 
+@pytest.mark.parametrize("role", ["prefill", "encode"])
+async def test_workers_of_every_role_can_be_ended(demo, role: str):
+    supervisor, router = demo
+    child = await supervisor.start(ChildCommand(f"{role}-1", (sys.executable, "-c", WAITS), {}))
+    assert (await post(router, "kill", child.name)).json() == {"error": ""}
+    assert await asyncio.wait_for(supervisor.first_exit(), TIMEOUT_S) is child
+
+
 @pytest.mark.parametrize(("action", "worker"), [("kill", "router"), ("kill", "decode-9"), ("eat", "decode-0")])
 async def test_anything_else_is_refused(demo, action: str, worker: str):
     supervisor, router = demo

@@ -3,6 +3,8 @@
 const KEY = "baton-key";
 const FIRST_RETRY_MS = 500;
 const MAX_RETRY_MS = 8000;
+const ANSWER_MS = 20000;
+const SILENT_MS = 45000; // a snapshot comes every 15 s
 
 /** Paths are relative to the page, so that a proxy may put it below a folder. @param {string} path */
 export const url = (path) => new URL(path, document.baseURI).href;
@@ -35,11 +37,22 @@ export async function errorOf(response) {
   }
 }
 
-/** @param {string} path @param {RequestInit} [options] */
+/**
+ * A whole answer as JSON. Throws an Error without one within ANSWER_MS.
+ * @param {string} path @param {RequestInit} [options] without a signal
+ */
 export async function json(path, options = {}) {
-  const response = await fetch(url(path), { ...options, headers: { ...auth(), ...(options.headers || {}) } });
-  if (!response.ok) throw await errorOf(response);
-  return response.json();
+  const aborter = new AbortController();
+  const timer = setTimeout(() => aborter.abort(), ANSWER_MS);
+  try {
+    const response = await fetch(url(path), { ...options, signal: aborter.signal, headers: { ...auth(), ...(options.headers || {}) } });
+    if (!response.ok) throw await errorOf(response);
+    return await response.json();
+  } catch (error) {
+    throw aborter.signal.aborted ? new Error(`no answer within ${ANSWER_MS / 1000} s`) : error;
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /**
@@ -69,7 +82,7 @@ export async function readEvents(response, onEvent) {
 
 /**
  * Follows the cluster until `stop`. `onChange(state)`: {status, cluster, heardAt, message}; status is connecting, live,
- * locked (a key is needed), full or cut. A hidden tab holds no connection.
+ * locked (a key is needed), full or cut. A hidden tab holds no connection, and a connection that is silent is replaced.
  */
 export class Feed {
   /** @param {(state: object) => void} onChange */
@@ -79,6 +92,7 @@ export class Feed {
     this.retryMs = FIRST_RETRY_MS;
     this.aborter = null;
     this.timer = 0;
+    this.silence = 0;
     this.onVisible = () => (document.hidden ? this.pause() : this.restart());
     document.addEventListener("visibilitychange", this.onVisible);
   }
@@ -97,6 +111,7 @@ export class Feed {
 
   pause() {
     clearTimeout(this.timer);
+    clearTimeout(this.silence);
     if (this.aborter) this.aborter.abort();
     this.aborter = null;
   }
@@ -108,15 +123,22 @@ export class Feed {
 
   async connect() {
     const aborter = (this.aborter = new AbortController());
+    const listen = () => {
+      clearTimeout(this.silence);
+      this.silence = setTimeout(() => aborter.abort(), SILENT_MS);
+    };
+    listen();
     try {
       const response = await fetch(url("v1/cluster/events"), { headers: auth(), signal: aborter.signal });
       if (!response.ok) throw await errorOf(response);
       this.retryMs = FIRST_RETRY_MS;
-      await readEvents(response, (type, data) => this.take(type, JSON.parse(data)));
-      this.lose("the stream ended");
+      await readEvents(response, (type, data) => { listen(); this.take(type, JSON.parse(data)); });
+      throw new Error("the stream ended");
     } catch (error) {
-      if (aborter.signal.aborted) return;
-      if (error instanceof HttpError && error.status === 401) this.set({ status: "locked", cluster: null });
+      if (this.aborter !== aborter) return; // paused, or connected anew
+      clearTimeout(this.silence);
+      if (aborter.signal.aborted) this.lose(`nothing came for ${SILENT_MS / 1000} s`);
+      else if (error instanceof HttpError && error.status === 401) this.set({ status: "locked", cluster: null });
       else if (error instanceof HttpError && error.status === 429) this.lose(error.message, "full");
       else this.lose(error.message);
     }

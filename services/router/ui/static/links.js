@@ -59,7 +59,7 @@ export function LinkLines({ flow, links, moving }) {
   }, []);
   if (!at || !links.length) return null;
   const drawn = lines(links, at);
-  const label = `${links.length} links: ${links.slice(0, MAX_WORST).map((link) => `${link.from} to ${link.to} ${linkLabel(link)}`).join(", ")}`;
+  const label = `${links.length} ${links.length === 1 ? "link" : "links"}: ${links.slice(0, MAX_WORST).map((link) => `${link.from} to ${link.to} ${linkLabel(link)}`).join(", ")}`;
   return html`<svg class="links" width=${at.width} height=${at.height} role="img" aria-label=${label}>
     ${drawn.map(({ link, x0, x1, y0, y1, middle }) => html`<path key=${link.from + link.to} data-link=${`${link.from}>${link.to}`} class=${link.state !== "up" ? link.state : SLOW.has(pathName(link.path)) ? "slow" : ""} d=${`M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`} />`)}
     ${drawn.map(({ link, x0, x1, y0, y1 }) => moving.filter((each) => each.prefill === link.from && each.decode === link.to).slice(0, 3).map((each, index) => {

@@ -1,10 +1,11 @@
 // Requests that ended, and one request alone.
-import { json } from "./client.js";
+import { HttpError, json } from "./client.js";
 import { clock, duration, tag } from "./format.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { RequestPanel } from "./waterfall.js";
 
 const REFRESH_MS = 700;
+const RETRY_MS = 3000; // when the router did not answer
 
 /** From the router that answers, or, where another one ran the request, from the state store. */
 async function readTrace(id) {
@@ -36,7 +37,9 @@ export function useTrace(id, revision = 0) {
         setFound({ id, trace, message: "" });
         if (trace.outcome === "running") timer = setTimeout(read, REFRESH_MS);
       } catch (error) {
-        if (!over) setFound((before) => (before.id === id && before.trace ? before : { id, trace: null, message: error.message }));
+        if (over) return;
+        setFound((before) => (before.id === id && before.trace ? before : { id, trace: null, message: error.message }));
+        if (!(error instanceof HttpError)) timer = setTimeout(read, RETRY_MS);
       }
     };
     read();
