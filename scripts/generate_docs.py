@@ -57,7 +57,8 @@ def metrics() -> str:
         "# Metrics",
         "",
         NOTE,
-        "Every process serves `/metrics` on its `--metrics-port`, without an API key.",
+        "Every process serves `/metrics` on its `--metrics-port`, without an API key. A router's series have the label",
+        "`model`, too, so that objectives hold for each model where several share a Prometheus.",
         "",
     ]
     lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -386,10 +386,10 @@ BUILD_INFO = Gauge(
 )
 
 
-def render(accept: str = "") -> tuple[bytes, str]:
+def render(accept: str = "", registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
     """All metrics and their content type. `accept`: the HTTP header; OpenMetrics on request, which has exemplars."""
     encode, content_type = choose_encoder(accept)
-    return encode(REGISTRY), content_type
+    return encode(registry), content_type
 
 
 def declared() -> list[MetricWrapperBase | FastHistogram]:

@@ -18,11 +18,12 @@ from baton.services.router.edge.http_errors import NotReady, error_response
 from baton.services.router.openai.schemas import Status
 from baton.services.router.routes import ReadinessCheck
 from baton.telemetry import metrics
+from baton.telemetry.series.model_label import ModelRegistry
 
 
-def make_admin_app(readiness: ReadinessCheck, feed: ClusterFeed) -> Starlette:
-    """`/metrics`, `/health`, `/ready` and `/admin/cluster`."""
-    admin = _AdminEndpoints(readiness, feed)
+def make_admin_app(readiness: ReadinessCheck, feed: ClusterFeed, model: str) -> Starlette:
+    """`/metrics`, `/health`, `/ready` and `/admin/cluster`. `model`: the name that is served, a label of all series."""
+    admin = _AdminEndpoints(readiness, feed, ModelRegistry(metrics.REGISTRY, model))
     app = Starlette(
         routes=[
             Route("/metrics", admin.metrics),
@@ -39,13 +40,14 @@ def make_admin_app(readiness: ReadinessCheck, feed: ClusterFeed) -> Starlette:
 class _AdminEndpoints:
     """The endpoints."""
 
-    def __init__(self, readiness: ReadinessCheck, feed: ClusterFeed) -> None:
+    def __init__(self, readiness: ReadinessCheck, feed: ClusterFeed, registry: ModelRegistry) -> None:
         self._readiness = readiness
         self._feed = feed
+        self._registry = registry
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
-        content, content_type = metrics.render(request.headers.get("accept", ""))
+        content, content_type = metrics.render(request.headers.get("accept", ""), self._registry)
         return Response(content, headers={"content-type": content_type})
 
     async def health(self, request: Request) -> Response:

@@ -170,7 +170,7 @@ async def run(
         stopping = asyncio.create_task(stop.wait(), name="stop")
         log.info("router_listening", address="{}:{}".format(*sock.getsockname()[:2]), model=settings.public_model_name)
         try:
-            async with _serving_admin(make_admin_app(readiness, feed), admin):
+            async with _serving_admin(make_admin_app(readiness, feed, settings.public_model_name), admin):
                 await asyncio.wait((serving, stopping, backend.watching), return_when=asyncio.FIRST_COMPLETED)
                 if stop.is_set():
                     running.ownership.stop_claiming()  # others finish orphans; clients are served

@@ -57,6 +57,9 @@ async def test_metrics_are_on_the_admin_port_only(routers):
     assert metrics.status_code == 200
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "baton_requests_in_state" in metrics.text
+    own = [line for line in metrics.text.splitlines() if line.startswith("baton_")]
+    assert len(own) > 100
+    assert [line for line in own if f'model="{MODEL}"' not in line] == []
     for path in ("/metrics", "/admin/cluster"):
         assert (await api.get(path)).status_code == 401
         assert (await api.get(path, headers=bearer(key))).status_code == 404, "no key opens it here"
