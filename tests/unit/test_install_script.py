@@ -183,6 +183,17 @@ def test_a_failure_shows_the_end_of_the_log_and_leaves_no_stamp(tree):
     assert install(tree).returncode == 0
 
 
+def test_a_python_without_a_protoc_is_installed_all_the_same(tree):
+    """The pinned one has no wheels for 3.14, where pip would compile it for many minutes."""
+    done = install(tree, "dev", PIP_FAILS="proto.txt")
+    assert done.returncode == 0, done.stderr
+    assert locks(tree) == ["dev", "proto"]
+    (protoc,) = [call for call in calls(tree) if "proto.txt" in call]
+    assert "--only-binary :all:" in protoc
+    assert "no protoc here, which `make proto` alone needs" in done.stdout
+    assert [*(tree / ".venv").glob(".baton-dev-*")] != []
+
+
 def test_an_unsuitable_python_is_refused_with_the_versions(tree):
     done = install(tree, TOO_OLD="1")
     assert done.returncode == 1
