@@ -5,7 +5,7 @@
 Every step is the model's own, on the worker's scheduler, runner, step-time model and draft budget. The sampler's draw
 is then replaced by the recorded token of its place. So cost, lookup and acceptance are real, and the output is known.
 An oracle drafter is right with a set chance; with a tree, at the first two depths a second child is right in half of
-the other cases.
+the other cases. `nothing proposed` is what a drafter costs that finds nothing.
 
 Arms take turns, a block each, with one compute thread. A ratio compares blocks of one rotation; `off again` shows what
 is noise. Times are CPU time of the engine's thread; wall time stands beside it.
@@ -55,6 +55,7 @@ from bench.harness.signals import run_command
 from bench.speculation.transcripts import (
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
+    NothingDrafter,
     RecordedOutput,
     TranscriptDrafter,
     TranscriptRunner,
@@ -62,10 +63,10 @@ from bench.speculation.transcripts import (
 )
 
 PAGE_SIZE = 16
-OFF, AGAIN, NGRAM = "off", "off again", "ngram"
+OFF, AGAIN, EMPTY, NGRAM = "off", "off again", "nothing proposed", "ngram"
 ORACLES = {f"oracle {chance}": chance for chance in (0.0, 0.3, 0.6, 0.9)}
 TREE_ORACLES = {f"oracle {chance}, tree 2,2": chance for chance in (0.0, 0.6)}
-ARMS = (OFF, AGAIN, NGRAM, *ORACLES, *TREE_ORACLES)
+ARMS = (OFF, AGAIN, EMPTY, NGRAM, *ORACLES, *TREE_ORACLES)
 TREE_DEPTH = 2
 _SOURCE = WorkerId("prefill-0")
 _NO_TIMES = ImportTimes("", "", 0, 0, 0, 0, 0, 0, 0, "v3", 0)
@@ -135,6 +136,8 @@ class DraftArm:
         self._scheduler.add(ImportedPrompt(request, table, first, _SOURCE, 0, 0.0, _NO_TIMES))
 
     def _drafter(self, arm: str, seed: int) -> Drafter | None:
+        if arm == EMPTY:
+            return NothingDrafter()
         if arm in ORACLES:
             return TranscriptDrafter(self._runner.texts, ORACLES[arm], seed)
         if arm in TREE_ORACLES:
@@ -146,7 +149,7 @@ class DraftArm:
 def measure(model: LoadedModel, kind: str, num_rows: int, rotations: int, num_tokens: int, seed: int) -> None:
     """Prints a line for each arm."""
     vocab_size = model.config.vocab_size
-    arms = [arm for arm in ARMS if kind == "copy" or arm in (OFF, AGAIN, NGRAM)]
+    arms = [arm for arm in ARMS if kind == "copy" or arm in (OFF, AGAIN, EMPTY, NGRAM)]
     runs = {arm: DraftArm(model, arm, num_rows, transcripts(kind, vocab_size, seed), seed) for arm in arms}
     for run in runs.values():
         run.run(num_tokens)  # does not count: the step-time model and the indexes are new

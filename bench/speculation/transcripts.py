@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, Row, StepOutput
-from baton.engine.drafts.base import ROOT, Proposal, draft_depths
+from baton.engine.drafts.base import NO_PROPOSAL, ROOT, Proposal, draft_depths
 from baton.engine.runner import ModelRunner
 from baton.model.sampling.sampler import SampleResult
 
@@ -80,6 +80,23 @@ class TranscriptRunner:
         depths = draft_depths(row.parents) if row.parents else range(1, 1 + len(row.drafted))
         places = [first, *(first + depth for depth in depths)]
         return [text[place] if place < len(text) else 0 for place in places]
+
+
+class NothingDrafter:
+    """A `Drafter` that proposes nothing."""
+
+    def begin(self, id: AttemptId, tokens: Sequence[int], salt: str = "") -> None:
+        """See `Drafter.begin`."""
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        """See `Drafter.propose`."""
+        return NO_PROPOSAL
+
+    def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
+        """See `Drafter.accepted`."""
+
+    def end(self, id: AttemptId) -> None:
+        """See `Drafter.end`."""
 
 
 class TranscriptDrafter:

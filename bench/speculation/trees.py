@@ -51,7 +51,9 @@ def num_steps(text: RecordedOutput, policy: DraftPolicy, id: AttemptId, num_node
     policy.begin(request, tokens)
     while (done := len(tokens) - len(text.prompt)) < end:
         limits = DraftLimits.of(request, tokens, len(tokens) + num_nodes)
-        (proposal,) = policy.plan([limits], StepShape.of([(1, len(tokens) - 1)]), None, 0)
+        shape = StepShape.of([(1, len(tokens) - 1)])
+        assert policy.asks(shape, 1)
+        (proposal,) = policy.plan([limits], shape, None, 0)
         path = right_path(proposal, text.output[done : end - 1])
         new = list(text.output[done : done + len(path) + 1])
         tokens += new

@@ -31,7 +31,7 @@ from baton.domain.timing.step_time import Segment, StepShape
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.chunking import ChunkBudget, cut
 from baton.engine.drafts.base import emitted_tokens
-from baton.engine.drafts.policy import DraftLimits, DraftPolicy, DraftSkipReason
+from baton.engine.drafts.policy import DraftLimits, DraftPolicy
 from baton.engine.messages import Fail, Scored
 from baton.engine.transition_log import log_transition
 from baton.kv.growth import RowGrowth
@@ -184,7 +184,7 @@ class DecodeScheduler:
         by_id = self._stepped_rows(batch)
         effects = self.take_pending_effects()
         emitted, ends = output.sampled, [row.start + len(row.tokens) for row in batch.rows]
-        if self._drafts is not None:
+        if any(row.drafted for row in batch.rows):
             emitted = tuple(self._walk(row, by_id, tokens) for row, tokens in zip(batch.rows, emitted, strict=True))
             ends = [row.filled_end(len(tokens)) for row, tokens in zip(batch.rows, emitted, strict=True)]
         self._settle(batch, ends, by_id)
@@ -301,13 +301,12 @@ class DecodeScheduler:
 
     def _add_drafts(self, rows: list[Row], policy: DraftPolicy) -> None:
         """Gives drafts to running rows, whose places in `rows` are the first."""
-        if self._preempted:
-            return policy.skip(DraftSkipReason.PREEMPTED, len(self._running))
-        budget = self.chunks.token_budget
+        shape, budget = StepShape.of(_segments(rows)), self.chunks.token_budget
+        if not policy.asks(shape, len(self._running), rows_wait=bool(self._preempted)):
+            return
         left = budget - sum(len(row.tokens) for row in rows) if budget else None
         limits = [DraftLimits.of(row.request, row.tokens, row.table.num_slots) for row in self._running]
-        num_spare = self._imports.num_reservable_pages - len(self._running)
-        planned = policy.plan(limits, StepShape.of(_segments(rows)), left, num_spare)
+        planned = policy.plan(limits, shape, left, self._imports.num_reservable_pages - len(self._running))
         for index, (row, proposal) in enumerate(zip(self._running, planned, strict=True)):
             if proposal.tokens and row.table.extend(len(row.tokens) + len(proposal.tokens)):
                 rows[index] = rows[index].with_drafts(row.request, proposal.tokens, proposal.parents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any, cast
 
 from baton.domain.errors import BatonError, WorkerLost
@@ -304,13 +305,27 @@ class AcceptsBehindAFinish(DecodeScheduler):
 class KeepsProposalAtPreemption(DecodeScheduler):
     """A preempted row comes back with the drafts of its last step as if they were output."""
 
+    _kept: Mapping[AttemptId, Sequence[int]] = MappingProxyType({})
+
     def _add_drafts(self, rows: list[Row], policy: DraftPolicy) -> None:
         super()._add_drafts(rows, policy)
         self._kept = {row.id: row.tokens[row.num_known_tokens :] for row in rows}
 
     def _preempt(self, row: DecodeRow, copies: list[HostCopy], now: float) -> None:
         super()._preempt(row, copies, now)
-        row.tokens += self._kept.get(row.request.id, [])
+        row.tokens += self._kept.get(row.request.id, ())
+
+
+class KeepsTreeAtPreemption(KeepsProposalAtPreemption):
+    """A preempted row comes back with the nodes of its last tree as if they were output; chains are dropped.
+
+    Not of its last step only: with a spare page for branches there is one for every row's next token.
+    """
+
+    def _add_drafts(self, rows: list[Row], policy: DraftPolicy) -> None:
+        trees = self._kept
+        super()._add_drafts(rows, policy)
+        self._kept = {**trees, **{row.id: row.tokens[row.num_known_tokens :] for row in rows if row.parents}}
 
 
 class SettlesTreesBeforeTheWalk(DecodeScheduler):

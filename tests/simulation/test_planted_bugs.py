@@ -99,6 +99,28 @@ def test_a_planted_bug_of_trees_is_found(scheduler: type[DecodeScheduler], first
     assert run(found.scenario).violation is None
 
 
+def preempting_scenario(seed: int) -> Scenario:
+    """Answers that together exceed the pages of one decode worker with trees, and nothing else that goes wrong."""
+    quiet = generate_scenario(seed).without_faults()
+    clients = tuple(
+        replace(client, at_s=BEGIN_S, patience_s=None, max_tokens=12, stop_token=None, regex="", prompt_logprobs=None)
+        for client in quiet.clients
+    )
+    return replace(
+        quiet, num_decodes=1, num_host_pages=8, clients=clients, deadline_s=8.0, drafts=True, draft_trees=True
+    )
+
+
+def test_a_tree_that_is_kept_at_preemption_is_found():
+    policies = PolicyClasses(decode_scheduler=planted_bugs.KeepsTreeAtPreemption)
+    seeds = range(20, 20 + MAX_SEEDS)
+    found = next((r for r in (run(preempting_scenario(seed), policies) for seed in seeds) if r.violation), None)
+    assert found is not None
+    assert found.violation is not None
+    assert found.violation.rule in {"crash", "I2", "I4"}, str(found.violation)
+    assert run(found.scenario).violation is None
+
+
 def burst_scenario(seed: int) -> Scenario:
     """Many clients come at once, and their only router drains while most of them wait."""
     leaves = FaultPlan(SimFaultKind.DRAIN, BEGIN_S + 0.1, 0.5, "router-0")

@@ -63,6 +63,12 @@ class AcceptanceModel:
         of_grade = self._blended(self._grades.get(grade), PRIOR, PRIOR_WEIGHT)
         return self._blended(self._rows.get(id), of_grade, GRADE_WEIGHT)
 
+    def highest(self) -> float:
+        """The most that `estimate` gives for any row and grade."""
+        of_grades = [PRIOR, *(self._blended(counts, PRIOR, PRIOR_WEIGHT) for counts in self._grades.values())]
+        best = max(of_grades)
+        return max([best, *(self._blended(counts, best, GRADE_WEIGHT) for counts in self._rows.values())])
+
     def observe(self, id: AttemptId, grade: int, num_drafts: int, num_accepted: int) -> None:
         """A step accepted the first `num_accepted` of `num_drafts`; those behind the rejected one tell nothing."""
         num_rejected = int(num_accepted < num_drafts)

@@ -8,7 +8,7 @@ taken in the order of that chance, so rows get different lengths, and none where
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.domain.timing.step_time import StepShape, StepTimeModel
@@ -16,7 +16,9 @@ from baton.domain.timing.step_time import StepShape, StepTimeModel
 MIN_COST = 0.03
 """Least cost of a draft as a share of a step. The model cannot tell less from noise, and host work counts."""
 NUM_KEPT_STEPS = 8
-"""Steps for which the answer to `worth_asking` is kept."""
+"""Times that an answer of `worth_asking` is given before it is found anew."""
+MAX_PAUSED_STEPS = 7
+"""Most steps between two questions to the drafter while nothing that it proposes pays."""
 MAX_UNKNOWN_ROWS, MAX_UNKNOWN_TOKENS = 4, 2
 """While the duration of steps is not known: rows of a step with drafts, and drafts of each."""
 
@@ -44,30 +46,48 @@ class DraftBudget:
     def __init__(self, step_time: StepTimeModel) -> None:
         self._step_time = step_time
         self._asked_for = 0  # rows of the kept answer
-        self._num_left = 0  # steps for which it is kept
+        self._num_left = 0  # times that it is still given
         self._is_worth = False
+        self._pause = 0  # steps that the last pause had
+        self._num_paused = 0  # steps of it that are left
 
-    def worth_asking(self, shape: StepShape, num_rows: int) -> bool:
-        """False if not even a draft that is certainly accepted pays in a step of `shape` that gives so many tokens."""
+    def worth_asking(self, shape: StepShape, num_rows: int, best_chance: Callable[[], float] = lambda: 1.0) -> bool:
+        """False if no draft pays in a step of `shape` that gives so many tokens: none has more than `best_chance()`.
+
+        Nor if nothing paid of what was proposed last: then 1 step is left out, 3 the next time, at last 7. Proposals
+        cost time, too. Another number of rows ends a pause.
+        """
+        if num_rows != self._asked_for:
+            self._asked_for, self._num_left, self._pause, self._num_paused = num_rows, 0, 0, 0
+        if self._num_paused:
+            self._num_paused -= 1
+            return False
+        if self._num_left == 0:
+            self._num_left = NUM_KEPT_STEPS
+            self._is_worth = self._pays(shape, num_rows, best_chance)
         self._num_left -= 1
-        if self._num_left < 0 or num_rows != self._asked_for:
-            self._asked_for, self._num_left = num_rows, NUM_KEPT_STEPS - 1
-            self._is_worth = self._pays(shape, num_rows)
         return self._is_worth
 
-    def _pays(self, shape: StepShape, num_rows: int) -> bool:
+    def _pays(self, shape: StepShape, num_rows: int, best_chance: Callable[[], float]) -> bool:
         model = self._step_time
         if not model.reliable:
             return num_rows <= MAX_UNKNOWN_ROWS
         longer = StepShape(shape.num_tokens + 1, shape.chunk_pairs, shape.row_contexts)
-        return self._needed(model.predict(shape), model.predict(longer), num_rows) < 1.0
+        return self._needed(model.predict(shape), model.predict(longer), num_rows) < best_chance()
 
     def lengths(self, candidates: Sequence[DraftOption], shape: StepShape) -> list[int]:
         """Drafts of each candidate. `shape`: the step without drafts, in which each candidate is one token."""
-        lengths = [0] * len(candidates)
-        if not self._step_time.reliable:
+        if self._step_time.reliable:
+            lengths = self._best(candidates, shape)
+        else:
             few = len(candidates) <= MAX_UNKNOWN_ROWS
-            return [min(MAX_UNKNOWN_TOKENS, one.num_tokens) if few else 0 for one in candidates]
+            lengths = [min(MAX_UNKNOWN_TOKENS, one.num_tokens) if few else 0 for one in candidates]
+        self._pause = 0 if any(lengths) else min(MAX_PAUSED_STEPS, 2 * self._pause + 1)
+        self._num_paused = self._pause
+        return lengths
+
+    def _best(self, candidates: Sequence[DraftOption], shape: StepShape) -> list[int]:
+        lengths = [0] * len(candidates)
         queue = [(-one.next_chance(1.0, 0), index) for index, one in enumerate(candidates) if one.num_tokens]
         heapq.heapify(queue)
         num_expected, seconds = float(len(candidates)), self._step_time.predict(shape)

@@ -169,6 +169,20 @@ class DraftPolicy:
         """Counts rows that were not asked for drafts."""
         self.totals.skipped[reason] += num_rows
 
+    def asks(self, shape: StepShape, num_rows: int, *, rows_wait: bool = False) -> bool:
+        """Begins a step with so many rows; True if it may have drafts, which `plan` gives.
+
+        `shape`: the step without drafts. `rows_wait`: preempted rows wait for pages.
+        """
+        self._acceptance.begin_step()
+        if rows_wait:
+            self.skip(DraftSkipReason.PREEMPTED, num_rows)
+        elif self._budget is not None and not self._budget.worth_asking(shape, num_rows, self._acceptance.highest):
+            self.skip(DraftSkipReason.LOAD, num_rows)
+        else:
+            return True
+        return False
+
     def plan(
         self, rows: Sequence[DraftLimits], shape: StepShape, num_step_tokens: int | None, num_spare_pages: int
     ) -> list[Proposal]:
@@ -178,10 +192,6 @@ class DraftPolicy:
         `num_spare_pages`: pages that nothing else needs; of these only free ones are taken, so that none is evicted
         from the prefix cache.
         """
-        self._acceptance.begin_step()
-        if self._budget is not None and not self._budget.worth_asking(shape, len(rows)):
-            self.skip(DraftSkipReason.LOAD, len(rows))
-            return [NO_PROPOSAL] * len(rows)
         left = self._max_tokens * len(rows) if num_step_tokens is None else num_step_tokens
         spare = min(num_spare_pages, self._pool.num_free)
         proposals = []

@@ -10,7 +10,7 @@ import pytest
 from baton.model.loading.loader import LoadedModel, load_model
 from bench.harness.model_shapes import ModelShape
 from bench.harness.random_models import save_random_model
-from bench.speculation.ratios import AGAIN, NGRAM, OFF, PAGE_SIZE, DraftArm, measure
+from bench.speculation.ratios import AGAIN, EMPTY, NGRAM, OFF, PAGE_SIZE, DraftArm, measure
 from bench.speculation.transcripts import OUTPUT_TOKENS, PROMPT_TOKENS, transcripts
 
 SHAPE = ModelShape("llama", 300, 32, 48, 2, 4, 2, 8, 2048, 1e4)
@@ -32,12 +32,12 @@ def test_transcripts_are_endless_and_of_their_lengths():
 
 def test_right_drafts_save_steps(model: LoadedModel):
     steps = {}
-    for arm in (OFF, NGRAM, "oracle 0.9", "oracle 0.6, tree 2,2"):
+    for arm in (OFF, EMPTY, NGRAM, "oracle 0.9", "oracle 0.6, tree 2,2"):
         block = DraftArm(model, arm, 1, transcripts("copy", 300, 2), 2).run(80)
         assert 80 <= block.num_tokens < 80 + 16
         assert block.cpu_s > 0
         steps[arm] = block.num_steps
-    assert steps[OFF] == 80
+    assert steps[OFF] == steps[EMPTY] == 80
     assert steps["oracle 0.6, tree 2,2"] < 80
     assert steps["oracle 0.9"] < 70
     assert steps[NGRAM] < 80
@@ -46,4 +46,4 @@ def test_right_drafts_save_steps(model: LoadedModel):
 def test_a_line_for_each_arm(model: LoadedModel, capsys: pytest.CaptureFixture[str]):
     measure(model, "prose", 2, rotations=2, num_tokens=20, seed=0)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[2] for line in lines] == [AGAIN, NGRAM]
+    assert [line.split(" | ")[2] for line in lines] == [AGAIN, EMPTY, NGRAM]

@@ -65,6 +65,47 @@ def test_nobody_gets_drafts_where_a_token_costs_its_share():
     assert DraftBudget(KnownStepTime(memory_bound)).worth_asking(StepShape.of([(1, 100)]), 1)
 
 
+def costly(num_tokens: int) -> float:
+    """A draft costs a quarter of a step of two rows."""
+    return 1.0 + 0.25 * max(0, num_tokens - 2)
+
+
+def test_the_drafter_is_left_alone_while_nothing_pays():
+    """Asked in every second step, then every fourth, then every eighth; at once again when something paid."""
+    budget, shape = DraftBudget(KnownStepTime(costly)), StepShape.of([(1, 40)] * 2)
+    poor, good = ([DraftOption(40, 3, chance)] * 2 for chance in (0.3, 0.9))
+
+    def asks(options: list[DraftOption], num_steps: int) -> list[int]:
+        asked = []
+        for step in range(num_steps):
+            if budget.worth_asking(shape, 2):
+                asked.append(step)
+                budget.lengths(options, shape)
+        return asked
+
+    assert asks(poor, 23) == [0, 2, 6, 14, 22]
+    assert asks(good, 10) == [7, 8, 9], "the pause of 7 steps ends"
+    assert asks(poor, 4) == [0, 2]
+    assert budget.worth_asking(StepShape.of([(1, 40)]), 1), "another number of rows"
+
+
+def test_no_drafter_is_asked_whose_best_draft_does_not_pay():
+    shape = StepShape.of([(1, 40)] * 2)
+    assert not DraftBudget(KnownStepTime(costly)).worth_asking(shape, 2, lambda: 0.49)
+    assert DraftBudget(KnownStepTime(costly)).worth_asking(shape, 2, lambda: 0.51)
+
+
+def test_no_estimate_is_above_the_highest():
+    model = AcceptanceModel()
+    assert model.highest() == PRIOR
+    for id, grade, accepted in ((ID, 3, 4), (OTHER, 3, 0), (OTHER, 5, 2), (ID, 7, 0)):
+        model.begin_step()
+        model.observe(id, grade, num_drafts=4, num_accepted=accepted)
+        estimates = [model.estimate(id, grade) for id in (ID, OTHER) for grade in (3, 5, 7, 9)]
+        assert max(estimates) <= model.highest() < 1.0
+    assert model.highest() > PRIOR
+
+
 def test_no_row_gets_more_than_it_proposes():
     assert lengths(lambda _: 1.0, [DraftOption(9, 3, 0.9), DraftOption(9, 0, 0.9)]) == [3, 0]
 
