@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from baton.domain.constraint import GrammarPhase
+from baton.domain.constraint import Constraint, GrammarPhase
+from baton.grammar.compiler import GrammarCompiler
 from baton.services.router.openai.constraint import checker
 from tests.fake_dispatcher import one_token_chunks
-from tests.service.http.http_server import router, says, tokens_of
+from tests.service.http.http_server import TIMEOUT_S, router, says, tokens_of
 
 TEXT = '{"a": 1}'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -72,6 +74,39 @@ async def test_too_many_checks_at_once_are_refused(monkeypatch: pytest.MonkeyPat
     assert codes <= {200, 429}
     assert 200 in codes
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 429)
+
+
+async def test_a_check_that_overruns_its_time_holds_up_no_other(monkeypatch: pytest.MonkeyPatch):
+    """The library may compile for minutes, and its thread cannot be stopped."""
+    release, patterns = threading.Event(), list[str]()
+    check = GrammarCompiler.check
+
+    def slow(compiler: GrammarCompiler, constraint: Constraint) -> None:
+        patterns.extend(text for text in constraint.grammars if "hostile" in text)
+        while any("hostile" in text for text in constraint.grammars) and not release.is_set():
+            pass
+        check(compiler, constraint)
+
+    monkeypatch.setattr(GrammarCompiler, "check", slow)
+    monkeypatch.setattr(checker, "MAX_CHECK_S", 0.02)
+    monkeypatch.setattr(checker, "MAX_LEFT", 2)
+    monkeypatch.setattr(checker, "POLL_S", 0.001)
+    async with router(says(TEXT)) as world:
+        try:
+            for _ in range(2):
+                refused = await world.chat(guided_regex="hostile")
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_regex")
+                assert "too complex" in refused.json()["error"]["message"]
+            assert len(patterns) == 1, "an equal one is refused from memory"
+            monkeypatch.setattr(checker, "MAX_CHECK_S", 60.0)
+            assert (await world.chat(guided_regex="a+")).status_code == 200
+            monkeypatch.setattr(checker, "MAX_LEFT", 1)
+            assert (await world.chat(guided_regex="b+")).status_code == 429
+        finally:
+            release.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await world.chat(guided_regex="hostile")).status_code != 200:
+                pass
 
 
 async def test_two_forms_at_once_are_refused():

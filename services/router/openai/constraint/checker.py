@@ -2,6 +2,9 @@
 
 Not for calls that are taken over: another router has checked them. Grammars that were refused are refused again from
 memory. The library is loaded with the first constraint.
+
+The library does not bound the time of every grammar, and a thread cannot be stopped: a check that overruns its CPU time
+is refused, and its thread is left to itself. There are few such threads, or nothing more is checked.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 
 from baton.domain.errors import ConstraintFailed, FailedConstraint, Overloaded
 from baton.grammar import sources
@@ -19,6 +23,13 @@ from baton.services.router.text.text_model import TextModel
 from baton.telemetry import metrics
 
 MAX_RUNNING, MAX_WAITING = 2, 8
+MAX_LEFT = 4
+"""Threads whose checks were refused while they ran."""
+
+MAX_CHECK_S = 3.0
+"""CPU time of one check, the load of the tokenizer apart. More than the limits of what may be answered."""
+
+POLL_S = 0.05
 RETRY_AFTER_S = 1.0
 
 
@@ -29,24 +40,43 @@ class ConstraintChecker:
         self._text = text
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._num_open = 0
+        self._left: set[_Check] = set()
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
     async def check(self, requested: RequestedConstraint) -> None:
         """Raises `ConstraintFailed`, or `Overloaded` while too many others are checked."""
-        if self._num_open >= MAX_RUNNING + MAX_WAITING:
+        self._left = {each for each in self._left if not each.outcome.done()}
+        if any(each.requested.value == requested.value for each in self._left):
+            raise _overrun(requested)
+        if self._num_open >= MAX_RUNNING + MAX_WAITING or len(self._left) >= MAX_LEFT:
             raise Overloaded("too many constraints are being checked", retry_after_s=RETRY_AFTER_S)
         self._num_open += 1
         try:
             async with self._running:
-                await asyncio.to_thread(self._check, requested)
+                await self._run(_Check(self, requested))
         finally:
             self._num_open -= 1
 
-    def _check(self, requested: RequestedConstraint) -> None:
+    async def _run(self, check: _Check) -> None:
+        """Waits for a check until its CPU time is over."""
+        check.start()
+        outcome = asyncio.wrap_future(check.outcome)
+        try:
+            while not (await asyncio.wait([outcome], timeout=POLL_S))[0]:
+                if check.cpu_s() > MAX_CHECK_S:
+                    raise _overrun(check.requested)
+            outcome.result()
+        finally:
+            if not outcome.done():
+                self._left.add(check)
+                outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else reads it
+
+    def compile(self, requested: RequestedConstraint, compiler: GrammarCompiler) -> None:
+        """One check, in its thread. Raises `ConstraintFailed`."""
         began = time.thread_time()
         try:
-            self._loaded().check(requested.value)
+            compiler.check(requested.value)
         except ConstraintFailed as error:
             metrics.CONSTRAINT_FAILURES_TOTAL.labels(error.reason.value).inc()
             known = sources.explain(requested.schema, error)
@@ -54,7 +84,8 @@ class ConstraintChecker:
         finally:
             metrics.GRAMMAR_COMPILE_SECONDS.observe(time.thread_time() - began)
 
-    def _loaded(self) -> GrammarCompiler:
+    def loaded(self) -> GrammarCompiler:
+        """The compiler; the first call reads the tokenizer. Raises `ConstraintFailed`."""
         with self._lock:
             if self._compiler is None:
                 try:
@@ -66,3 +97,43 @@ class ConstraintChecker:
                     raise ConstraintFailed(why, FailedConstraint.COMPILE) from None
                 self._compiler = GrammarCompiler(tokenizer)
             return self._compiler
+
+
+def _overrun(requested: RequestedConstraint) -> ConstraintFailed:
+    why = f"the constraint is too complex: it took more than {MAX_CHECK_S:g} s to compile"
+    return ConstraintFailed(f"{requested.param}: {why}", FailedConstraint.TOO_COMPLEX, param=requested.param)
+
+
+class _Check:
+    """One check and its thread, which the end of the process does not wait for."""
+
+    def __init__(self, checker: ConstraintChecker, requested: RequestedConstraint) -> None:
+        self.requested = requested
+        self.outcome: Future[None] = Future()
+        self._checker = checker
+        self._began: tuple[int, float] | None = None  # clock of the thread, and its time when the compiler was there
+
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._run, name="constraint-check", daemon=True).start()
+
+    def cpu_s(self) -> float:
+        """CPU time of the check; 0 before it has begun, and after its end."""
+        if self._began is None or self.outcome.done():
+            return 0.0
+        clock, began = self._began
+        try:
+            return time.clock_gettime(clock) - began
+        except OSError:  # the thread has ended
+            return 0.0
+
+    def _run(self) -> None:
+        self.outcome.set_running_or_notify_cancel()
+        try:
+            compiler = self._checker.loaded()
+            self._began = time.pthread_getcpuclockid(threading.get_ident()), time.thread_time()
+            self._checker.compile(self.requested, compiler)
+        except BaseException as error:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(None)
