@@ -17,9 +17,9 @@ from typing import Any
 MAX_MEMORY_BYTES = 1024 * 1024 * 1024
 MAX_CPU_S = 10
 MAX_OPEN_FILES = 64
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP")
 _ORIENTATION = 0x0112
-MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF", b"GIF87a", b"GIF89a")
+MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF")
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ class _RefusedImage(Exception):
 def _decode(data: bytes, max_pixels: int) -> tuple[tuple[int, int], bytes]:
     """Width and height, and three bytes a pixel, of the first frame, turned as its EXIF data say."""
     if not data.startswith(MAGIC):
-        raise _RefusedImage("is no PNG, JPEG, WebP or GIF")
+        raise _RefusedImage("is no PNG, JPEG or WebP")
     from PIL import Image
 
     warnings.simplefilter("ignore")  # of metadata, which harm no picture

@@ -1,4 +1,7 @@
-"""Decodes images in child processes, one for each image: what kills a decoder costs that image and nothing else."""
+"""Decodes images in child processes, one for each image: what kills a decoder costs that image and nothing else.
+
+A child that ends soon without an answer is started once more: the machine may have been short of memory.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +23,16 @@ CHILD_ENVIRONMENT = {"LANG": "C.UTF-8"}
 """All variables of a child: those of this process may be secrets."""
 DEADLINE_S = 20.0
 """Of one child, from its start to its end."""
+RETRY_WITHIN_S = 5.0
+"""A child that failed later, perhaps by its limit of CPU time, is not started again."""
 
 
 class UnreadableMedia(Exception):
     """The file is not an image that is served. The message follows the words "the image"."""
+
+
+class _ChildFailed(Exception):
+    """The child ended, or was ended, without an answer that makes sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class ImageDecoder:
         self._command = command or (sys.executable, "-I", str(CHILD))
 
     async def decode(self, data: bytes) -> RgbImage:
-        """The first frame of the file `data`. Raises `UnreadableMedia`, also where its child died or took too long."""
+        """The first frame of the file `data`. Raises `UnreadableMedia`, also where its child dies or is late."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data)
 
     def close(self) -> None:
@@ -52,6 +62,20 @@ class ImageDecoder:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, data: bytes) -> RgbImage:
+        began = time.monotonic()
+        try:
+            return self._decode_once(data)
+        except _ChildFailed as error:
+            failure, has_time = error, time.monotonic() - began < RETRY_WITHIN_S
+        if has_time:
+            try:
+                return self._decode_once(data)
+            except _ChildFailed as error:
+                failure = error
+        raise UnreadableMedia(str(failure))
+
+    def _decode_once(self, data: bytes) -> RgbImage:
+        """In one child. Raises `UnreadableMedia` or `_ChildFailed`."""
         with os.fdopen(os.memfd_create("image"), "w+b") as file:
             file.write(data)
             file.seek(0)
@@ -70,7 +94,7 @@ class ImageDecoder:
             return self._read(child)
         except ValueError:
             late = "took too long to decode" if not timer.is_alive() else ""
-            raise UnreadableMedia(late or "cannot be decoded within the limits of memory and time") from None
+            raise _ChildFailed(late or "cannot be decoded within the limits of memory and time") from None
         finally:
             timer.cancel()
             child.kill()

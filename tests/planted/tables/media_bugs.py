@@ -90,6 +90,11 @@ MEDIA_BUGS = (
         "tests/unit/worker/media/test_image_decoder.py",
     ),
     bug(
+        MEDIA, "a decoder that dies is not started again", "baton/worker/media/image_decoder.py",
+        "        if has_time:\n", "        if False:\n",
+        "tests/unit/worker/media/test_image_decoder.py",
+    ),
+    bug(
         MEDIA, "another file than the announced one is taken", RECEIVER,
         "if len(data) != header.num_bytes or hasher.identity() != header.identity:",
         "if len(data) != header.num_bytes:",

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from PIL import Image, ImageOps
@@ -48,7 +49,7 @@ async def test_pictures_of_every_format_come_back(decoder: ImageDecoder):
     jpeg = file_of(picture, "JPEG")
     assert (await decoder.decode(jpeg)).pixels == Image.open(io.BytesIO(jpeg)).tobytes()
     red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
-    animated = await decoder.decode(file_of(red, "GIF", save_all=True, append_images=[blue]))
+    animated = await decoder.decode(file_of(red, "WEBP", lossless=True, save_all=True, append_images=[blue]))
     assert animated.pixels[:3] == b"\xff\0\0", "the first frame"
 
 
@@ -129,6 +130,7 @@ def other_child(code: str) -> Iterator[ImageDecoder]:
 HOSTILE = {
     "nothing": b"",
     "text": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "gif": file_of(gradient(), "GIF"),
     "tiff": file_of(gradient(), "TIFF"),
     "bmp": file_of(gradient(), "BMP"),
     "a cut png": file_of(gradient(), "PNG")[:60],
@@ -181,7 +183,32 @@ async def test_a_child_that_fails_costs_its_image_only(name: str):
                 await decoder.decode(bytes(100_000))
 
 
+@pytest.mark.parametrize(("within_s", "num_children"), [(600.0, 2), (0.0, 1)])
+@pytest.mark.parametrize("num_deaths", [1, 5])
+async def test_a_child_that_dies_soon_is_started_once_more(
+    within_s: float, num_children: int, num_deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("baton.worker.media.image_decoder.RETRY_WITHIN_S", within_s)
+    started = tmp_path / "started"
+    code = f"""
+import os, sys
+with open({str(started)!r}, "a") as file:
+    file.write("x")
+if os.path.getsize({str(started)!r}) <= {num_deaths}:
+    os.abort()
+sys.stdout.write("ok 1 1" + chr(10) + "abc")
+"""
+    with other_child(code) as decoder:
+        if num_deaths < num_children:
+            assert await decoder.decode(b"x") == RgbImage(1, 1, b"abc")
+        else:
+            with pytest.raises(UnreadableMedia, match="cannot be decoded"):
+                await decoder.decode(b"x")
+    assert started.stat().st_size == num_children
+
+
 async def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("baton.worker.media.image_decoder.DEADLINE_S", 0.3)
+    monkeypatch.setattr("baton.worker.media.image_decoder.RETRY_WITHIN_S", 0.1)
     with other_child("import time; time.sleep(600)") as decoder, pytest.raises(UnreadableMedia, match="too long"):
         await decoder.decode(b"x")
