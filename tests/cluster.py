@@ -142,6 +142,14 @@ class Cluster:
         self.processes[name] = Process(name, role, port, metrics_port, arguments, log, popen)
         return self.processes[name]
 
+    def kill(self, name: str) -> Process:
+        """Ends a process without warning."""
+        process = self.processes[name]
+        process.expected_running = False
+        process.popen.kill()
+        process.popen.wait(10.0)
+        return process
+
     def spawn(self, name: str, words: list[str], log: Path) -> fork_server.ForkedProcess:
         """Runs `baton` with `words`; its output goes to `log`."""
         return fork_server.shared_fork_server().spawn(name, words, log, self.environment)
