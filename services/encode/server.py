@@ -50,6 +50,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
         self._fingerprint = fingerprint
         self._is_draining = is_draining
         self._leases = itertools.count(1)
+        self._reads: dict[int, asyncio.Event] = {}  # of open pulls by their leases; set once their pages are read
         self.num_pulls = 0
         """Pulls that are open."""
 
@@ -67,6 +68,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
         """See encode.proto."""
         lease, outcome, clock = next(self._leases), "pull_failed", asyncio.get_running_loop().time
         opened: OpenedEmbedding | None = None
+        read = asyncio.Event()
         self.num_pulls += 1
         try:
             timeout_s = self._check(request, context)
@@ -75,25 +77,34 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
             assert item.rows is not None
             if self.exports is not None and request.is_linked:
                 opened = self.exports.open(request.identity, item.rows)
-            yield encode_pb2.EmbeddingPart(header=self._header(request, item, item.rows, opened))
+            header = self._header(request, item, item.rows, opened)
             if opened is not None:
-                outcome = "exported"  # the reader ends the call
-                await asyncio.sleep(end - clock())
-                raise DeadlineExceeded("the embedding was not read in time")
-            for part in split_parts(item.rows.data):
+                header.pull, self._reads[lease] = lease, read
+            yield encode_pb2.EmbeddingPart(header=header)
+            if opened is not None:
+                await _wait_read(read, end - clock())
+            for part in split_parts(item.rows.data) if opened is None else ():
                 if clock() >= end:
                     raise DeadlineExceeded("the embedding was not read in time")
                 yield encode_pb2.EmbeddingPart(data=bytes(part))
             outcome = "exported"
         except BatonError as error:
-            outcome = "pull_failed"
             await codec.abort(context, error)
         finally:
+            self._reads.pop(lease, None)
             if self.exports is not None and opened is not None:
                 self.exports.close(opened)
+            if read.is_set():
+                outcome = "exported"  # also where the call was ended before this was noticed
             self.num_pulls -= 1
             metrics.MEDIA_TOTAL.labels(outcome).inc()
             self._mailbox.put(ClosePull(lease))
+
+    async def CommitPull(self, request: encode_pb2.CommitPullRequest, context: _Context) -> encode_pb2.CommitPullReply:
+        """See encode.proto."""
+        if (read := self._reads.get(request.pull)) is not None:
+            read.set()
+        return encode_pb2.CommitPullReply()
 
     def _check(self, request: encode_pb2.PullEmbeddingRequest, context: _Context) -> float:
         """The time of the pull, in s. gRPC ends the call of a reader that stops. Raises `BatonError`."""
@@ -135,3 +146,12 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
             pages=[] if opened is None else opened.pages,
             tags=[] if opened is None else opened.tags,
         )
+
+
+async def _wait_read(read: asyncio.Event, timeout_s: float) -> None:
+    """Waits until the caller has read the pages. Raises `DeadlineExceeded`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await read.wait()
+    except TimeoutError:
+        raise DeadlineExceeded("the embedding was not read in time") from None

@@ -26,7 +26,7 @@ from baton.rpc.gen import handoff_pb2 as baton_dot_v1_dot_handoff__pb2
 from baton.rpc.gen import prefill_pb2 as baton_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/encode.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/handoff.proto\x1a\x16\x62\x61ton/v1/prefill.proto\"\x9d\x01\n\x14PullEmbeddingRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\x12\x14\n\x0cwants_source\x18\x06 \x01(\x08\x12\x11\n\tis_linked\x18\x07 \x01(\x08\"T\n\rEmbeddingPart\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.baton.v1.EmbeddingHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xb3\x01\n\x0f\x45mbeddingHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x13\n\x0bgrid_height\x18\x03 \x01(\r\x12\x12\n\ngrid_width\x18\x04 \x01(\r\x12\x0f\n\x07\x64igests\x18\x05 \x03(\x06\x12$\n\x06source\x18\x06 \x01(\x0b\x32\x14.baton.v1.SourceInfo\x12\r\n\x05pages\x18\x07 \x03(\r\x12\x0c\n\x04tags\x18\x08 \x03(\x0c\x32\x99\x01\n\x06\x45ncode\x12\x43\n\x08PutMedia\x12\x19.baton.v1.PutMediaRequest\x1a\x1a.baton.v1.PutMediaResponse(\x01\x12J\n\rPullEmbedding\x12\x1e.baton.v1.PullEmbeddingRequest\x1a\x17.baton.v1.EmbeddingPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/encode.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/handoff.proto\x1a\x16\x62\x61ton/v1/prefill.proto\"\x9d\x01\n\x14PullEmbeddingRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\x12\x14\n\x0cwants_source\x18\x06 \x01(\x08\x12\x11\n\tis_linked\x18\x07 \x01(\x08\"T\n\rEmbeddingPart\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.baton.v1.EmbeddingHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xc1\x01\n\x0f\x45mbeddingHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x13\n\x0bgrid_height\x18\x03 \x01(\r\x12\x12\n\ngrid_width\x18\x04 \x01(\r\x12\x0f\n\x07\x64igests\x18\x05 \x03(\x06\x12$\n\x06source\x18\x06 \x01(\x0b\x32\x14.baton.v1.SourceInfo\x12\r\n\x05pages\x18\x07 \x03(\r\x12\x0c\n\x04tags\x18\x08 \x03(\x0c\x12\x0c\n\x04pull\x18\t \x01(\x04\"6\n\x11\x43ommitPullRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04pull\x18\x02 \x01(\x04\"\x11\n\x0f\x43ommitPullReply2\xdf\x01\n\x06\x45ncode\x12\x43\n\x08PutMedia\x12\x19.baton.v1.PutMediaRequest\x1a\x1a.baton.v1.PutMediaResponse(\x01\x12J\n\rPullEmbedding\x12\x1e.baton.v1.PullEmbeddingRequest\x1a\x17.baton.v1.EmbeddingPart0\x01\x12\x44\n\nCommitPull\x12\x1b.baton.v1.CommitPullRequest\x1a\x19.baton.v1.CommitPullReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDDINGPART']._serialized_start=243
   _globals['_EMBEDDINGPART']._serialized_end=327
   _globals['_EMBEDDINGHEADER']._serialized_start=330
-  _globals['_EMBEDDINGHEADER']._serialized_end=509
-  _globals['_ENCODE']._serialized_start=512
-  _globals['_ENCODE']._serialized_end=665
+  _globals['_EMBEDDINGHEADER']._serialized_end=523
+  _globals['_COMMITPULLREQUEST']._serialized_start=525
+  _globals['_COMMITPULLREQUEST']._serialized_end=579
+  _globals['_COMMITPULLREPLY']._serialized_start=581
+  _globals['_COMMITPULLREPLY']._serialized_end=598
+  _globals['_ENCODE']._serialized_start=601
+  _globals['_ENCODE']._serialized_end=824
 # @@protoc_insertion_point(module_scope)

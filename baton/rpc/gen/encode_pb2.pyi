@@ -34,7 +34,7 @@ class EmbeddingPart(_message.Message):
     def __init__(self, header: _Optional[_Union[EmbeddingHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class EmbeddingHeader(_message.Message):
-    __slots__ = ("num_bytes", "num_rows", "grid_height", "grid_width", "digests", "source", "pages", "tags")
+    __slots__ = ("num_bytes", "num_rows", "grid_height", "grid_width", "digests", "source", "pages", "tags", "pull")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     GRID_HEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class EmbeddingHeader(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_rows: int
     grid_height: int
@@ -51,4 +52,17 @@ class EmbeddingHeader(_message.Message):
     source: _handoff_pb2.SourceInfo
     pages: _containers.RepeatedScalarFieldContainer[int]
     tags: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, num_bytes: _Optional[int] = ..., num_rows: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[_handoff_pb2.SourceInfo, _Mapping]] = ..., pages: _Optional[_Iterable[int]] = ..., tags: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    pull: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_rows: _Optional[int] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[_handoff_pb2.SourceInfo, _Mapping]] = ..., pages: _Optional[_Iterable[int]] = ..., tags: _Optional[_Iterable[bytes]] = ..., pull: _Optional[int] = ...) -> None: ...
+
+class CommitPullRequest(_message.Message):
+    __slots__ = ("incarnation", "pull")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    pull: int
+    def __init__(self, incarnation: _Optional[int] = ..., pull: _Optional[int] = ...) -> None: ...
+
+class CommitPullReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

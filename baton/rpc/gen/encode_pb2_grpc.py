@@ -45,6 +45,11 @@ class EncodeStub(object):
                 request_serializer=baton_dot_v1_dot_encode__pb2.PullEmbeddingRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_encode__pb2.EmbeddingPart.FromString,
                 _registered_method=True)
+        self.CommitPull = channel.unary_unary(
+                '/baton.v1.Encode/CommitPull',
+                request_serializer=baton_dot_v1_dot_encode__pb2.CommitPullRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_encode__pb2.CommitPullReply.FromString,
+                _registered_method=True)
 
 
 class EncodeServicer(object):
@@ -60,7 +65,15 @@ class EncodeServicer(object):
     def PullEmbedding(self, request, context):
         """Streams the embedding of an image that is held, once it is encoded. While the stream is open the image is leased:
         it is not evicted. Fails as `need_media` for an image that is not held, or that could not be encoded.
-        To a linked caller the header names pages, and no data follows: the caller reads them, and then ends the call.
+        To a linked caller the header names pages, and no data follows: the caller reads them, says so by `CommitPull`, and
+        ends the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitPull(self, request, context):
+        """The caller has read the pages of a pull, and they had their digests. The pull ends; nothing happens if it has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +91,11 @@ def add_EncodeServicer_to_server(servicer, server):
                     servicer.PullEmbedding,
                     request_deserializer=baton_dot_v1_dot_encode__pb2.PullEmbeddingRequest.FromString,
                     response_serializer=baton_dot_v1_dot_encode__pb2.EmbeddingPart.SerializeToString,
+            ),
+            'CommitPull': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitPull,
+                    request_deserializer=baton_dot_v1_dot_encode__pb2.CommitPullRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_encode__pb2.CommitPullReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class Encode(object):
             '/baton.v1.Encode/PullEmbedding',
             baton_dot_v1_dot_encode__pb2.PullEmbeddingRequest.SerializeToString,
             baton_dot_v1_dot_encode__pb2.EmbeddingPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitPull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Encode/CommitPull',
+            baton_dot_v1_dot_encode__pb2.CommitPullRequest.SerializeToString,
+            baton_dot_v1_dot_encode__pb2.CommitPullReply.FromString,
             options,
             channel_credentials,
             insecure,

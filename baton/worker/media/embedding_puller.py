@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import torch
@@ -35,6 +36,9 @@ from baton.transfer import stream
 from baton.transfer.digest import page_digest
 from baton.worker.media.embedding_pages import page_identities
 from baton.worker.media.embedding_reader import EmbeddingReader, ReadFailed
+
+COMMIT_S = 2.0
+"""Longest call that tells a source that its pages were read."""
 
 log = get_logger()
 
@@ -101,6 +105,7 @@ class EmbeddingPuller:
         self._format = format
         self._fingerprint = fingerprint
         self._device = device
+        self._commits: set[asyncio.Task[None]] = set()
 
     async def pull(
         self, header: prefill_pb2.MediaHeader, timeout_s: float, take_room: Callable[[], None]
@@ -147,7 +152,7 @@ class EmbeddingPuller:
             is_linked=by_nixl and reader is not None and reader.is_linked(record),
         )
         stub = self._channels.stub(EncodeStub, record.address, record.incarnation)
-        call = stub.PullEmbedding(request, timeout=timeout_s)
+        call, is_read = stub.PullEmbedding(request, timeout=timeout_s), False
         end = asyncio.get_running_loop().time() + timeout_s
         try:
             found = self._checked_header(header, await anext(aiter(call), None))
@@ -156,10 +161,14 @@ class EmbeddingPuller:
             room.take()
             if found.pages and request.is_linked and reader is not None:
                 data = await self._read(reader, record, header, found, end - asyncio.get_running_loop().time())
+                is_read = found.pull != 0
             else:
                 data = await _receive(call, found)
         finally:
-            call.cancel()
+            if is_read:
+                self._commit_soon(stub, record, found.pull, call)
+            else:
+                call.cancel()
         try:
             embedding = await asyncio.to_thread(
                 self._format.from_bytes, data, found.digests, found.num_rows, self._device
@@ -168,6 +177,22 @@ class EmbeddingPuller:
             raise EmbeddingLost(f"no tensor can be made of it: {repr(error)[:200]}") from None
         grid = MediaGrid(found.grid_height, found.grid_width) if found.grid_height else None
         return PulledEmbedding(embedding, found.num_rows, grid)
+
+    def _commit_soon(self, stub: EncodeStub, record: WorkerRecord, pull: int, call: Any) -> None:
+        """Tells the source that its pages were read, and ends the call. The image does not wait for it."""
+
+        async def commit() -> None:
+            request = encode_pb2.CommitPullRequest(incarnation=record.incarnation, pull=pull)
+            try:
+                await stub.CommitPull(request, timeout=COMMIT_S)
+            except grpc.aio.AioRpcError as error:  # the source counts a pull that failed
+                log.info("embedding_not_committed", source=record.id, why=error_from_rpc(error).log_text)
+            finally:
+                call.cancel()
+
+        task = asyncio.create_task(commit(), name="commit-pull")
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
 
     def _checked_header(
         self, header: prefill_pb2.MediaHeader, first: encode_pb2.EmbeddingPart | None

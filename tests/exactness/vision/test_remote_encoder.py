@@ -133,7 +133,8 @@ def test_an_encoder_of_its_own_gives_the_models_own_tokens(world: World) -> None
     wait_linked(world)
     for parts in (blue, red, (RED, ASKED, BLUE, ASKED, RED, ASKED), (ASKED,)):
         world.check(parts)
-    assert (media(world, "encode-0", "encoded"), media(world, "encode-0", "exported")) == (2, 2)
+    eventually(lambda: media(world, "encode-0", "exported") == 2, 20.0, "both pulls have ended")
+    assert (media(world, "encode-0", "encoded"), media(world, "encode-0", "pull_failed")) == (2, 0)
     assert (media(world, "prefill-0", "encoded"), media(world, "prefill-0", "pulled")) == (0, 2)
     by_stream, by_nixl = pulled_bytes(world, "stream"), pulled_bytes(world, "nixl")
     assert by_stream > 0

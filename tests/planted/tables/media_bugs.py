@@ -95,6 +95,11 @@ MEDIA_BUGS = (
         "tests/unit/worker/media/test_image_decoder.py",
     ),
     bug(
+        MEDIA, "a read that failed counts as exported", "services/encode/server.py",
+        "            if read.is_set():\n", "            if opened is not None:\n",
+        "tests/unit/encode/test_nixl_pull.py",
+    ),
+    bug(
         MEDIA, "another file than the announced one is taken", RECEIVER,
         "if len(data) != header.num_bytes or hasher.identity() != header.identity:",
         "if len(data) != header.num_bytes:",

@@ -15,6 +15,7 @@ import torch
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.engine.media.exported_embedding import ExportedEmbedding
+from baton.rpc.gen import encode_pb2
 from baton.services.encode.embedding_exports import EmbeddingExports, OpenedEmbedding
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome
@@ -25,6 +26,7 @@ from baton.worker.media.embedding_pages import NUM_PAGES, PAGE_BYTES, EmbeddingP
 from baton.worker.media.embedding_puller import EmbeddingLost, EmbeddingPuller
 from baton.worker.media.embedding_reader import EmbeddingReader, ReadFailed
 from tests.unit.encode.encode_world import (
+    FINGERPRINT,
     INCARNATION,
     TIMEOUT_S,
     WIDE,
@@ -48,6 +50,12 @@ def moved(transport: str) -> float:
 
 def damaged() -> float:
     return metrics.INTEGRITY_FAILURES_TOTAL.labels("embedding")._value.get()
+
+
+def ended() -> tuple[float, float]:
+    """Pulls that ended in this process's encode worker: exported, and failed."""
+    exported, failed = (metrics.MEDIA_TOTAL.labels(outcome)._value.get() for outcome in ("exported", "pull_failed"))
+    return exported, failed
 
 
 @dataclass
@@ -106,13 +114,14 @@ async def linked_world(trust: ClusterTrust = OPEN_CLUSTER) -> AsyncIterator[Link
 @pytest.mark.parametrize("trust", [OPEN_CLUSTER, SECRET], ids=["open", "secret"])
 async def test_a_linked_puller_reads_bit_for_bit(trust: ClusterTrust):
     async with linked_world(trust) as w:
-        before, streamed = moved("nixl"), moved("stream")
+        before, streamed, (exported, failed) = moved("nixl"), moved("stream"), ended()
         for data in (OTHER, FILE, OTHER):
             await w.pull(data)
         assert moved("nixl") - before == 3 * 5 * WIDE.row_bytes
         assert moved("stream") == streamed
         assert w.reader.transport == "nixl"
         await w.wait_free()
+        assert ended() == (exported + 3, failed)
 
 
 Harm = Callable[[EmbeddingExports, OpenedEmbedding], OpenedEmbedding]
@@ -166,12 +175,60 @@ async def test_what_is_not_as_it_was_made_is_read_over_the_stream(
 
         monkeypatch.setattr(EmbeddingExports, "open", open)
         monkeypatch.setattr(EmbeddingExports, "close", lambda exports, _: exports._pages.release(harmed[-1].pages))
-        before, streamed = damaged(), moved("stream")
+        before, streamed, (exported, failed) = damaged(), moved("stream"), ended()
         await w.pull(OTHER)
         assert len(harmed) == 1
         assert moved("stream") - streamed == 5 * WIDE.row_bytes
         assert (damaged() > before) is is_counted
         await w.wait_free()
+        assert ended() == (exported + 1, failed + 1), "one embedding, in the second pull"
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_a_reader_that_leaves_has_an_embedding_only_if_it_said_so(says_so: bool):
+    """It ends its call right behind its word, before the source has noticed that."""
+    async with linked_world() as w:
+        await w.wait_free()
+        exported, failed = ended()
+        stub, name = w.encode.encoder, header(OTHER)
+        request = encode_pb2.PullEmbeddingRequest(
+            incarnation=INCARNATION, identity=name.identity, salt="s", fingerprint=FINGERPRINT, is_linked=True
+        )
+        call = stub.PullEmbedding(request, timeout=TIMEOUT_S)
+        first = await anext(aiter(call))
+        assert first.header.pages
+        if says_so:
+            for pull in (first.header.pull + 1, first.header.pull, first.header.pull):
+                await stub.CommitPull(
+                    encode_pb2.CommitPullRequest(incarnation=INCARNATION, pull=pull), timeout=TIMEOUT_S
+                )
+        call.cancel()
+        await w.wait_free()
+        assert ended() == (exported + says_so, failed + (not says_so))
+
+
+class _EarlierCall:
+    """A pull of a version without `CommitPull`: its header has no number."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.cancel = call.cancel
+
+    async def __aiter__(self) -> AsyncIterator[encode_pb2.EmbeddingPart]:
+        async for part in self._call:
+            if part.HasField("header"):
+                part.header.pull = 0
+            yield part
+
+
+async def test_a_source_of_an_earlier_version_is_read():
+    async with linked_world() as w:
+        real, before, (exported, failed) = w.encode.encoder.PullEmbedding, moved("nixl"), ended()
+        w.encode.encoder.PullEmbedding = lambda *args, **more: _EarlierCall(real(*args, **more))
+        await w.pull(OTHER)
+        assert moved("nixl") - before == 5 * WIDE.row_bytes
+        await w.wait_free()
+        assert ended() == (exported, failed + 1)
 
 
 async def test_without_room_for_a_copy_the_data_follows(monkeypatch: pytest.MonkeyPatch):

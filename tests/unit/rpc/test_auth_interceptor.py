@@ -245,6 +245,7 @@ def test_the_methods_that_name_an_incarnation_are_known():
         "SetBudgets",
         "CacheEvents",
         "PullEmbedding",
+        "CommitPull",
     }
 
 
