@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chats
+from tokenizers.processors import TemplateProcessing
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
@@ -22,11 +23,15 @@ from tests.unit.router.text.text_models import byte_level_tokenizer
 LISTS = Path(__file__).parent / "fields"
 NAMES = {"chat": FieldEndpoint.CHAT, "completion": FieldEndpoint.COMPLETION}
 TEMPLATE = (
-    "{# <think> #}{{ enable_thinking }}{{ mood }}{{ documents }}"
+    "{# <think> #}{{ enable_thinking }}{{ mood }}{{ documents }}{{ verbosity }}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-TEXT = TextModel(byte_level_tokenizer(("<think>", "</think>")), {}, {"eos_token_id": 5}, TEMPLATE)
+TOKENIZER = byte_level_tokenizer(("<think>", "</think>", "<begin>"))
+TOKENIZER.post_processor = TemplateProcessing(
+    "<begin> $A", special_tokens=[("<begin>", TOKENIZER.token_to_id("<begin>"))]
+)
+TEXT = TextModel(TOKENIZER, {}, {"eos_token_id": 5}, TEMPLATE)
 VALIDATOR = RequestValidator(TEXT, "m", max_model_len=4096, deadline_s=1.0)
 METADATA = RequestMetadata(RequestId("call"), created_s=1, seed=5, tenant="red")
 NEEDED: dict[FieldEndpoint, dict[str, Any]] = {
@@ -76,6 +81,7 @@ OTHER_VALUES: dict[str, Any] = {
     "thinking_budget_tokens": 7,
     "reasoning_budget_tokens": 7,
     "chat_template_kwargs": {"mood": "wild"},
+    "verbosity": "low",
     "documents": [{"title": "Oslo", "text": "A city."}],
     "tools": [{"type": "function", "function": {"name": "add"}}],
     "tool_choice": "required",

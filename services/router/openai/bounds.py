@@ -105,6 +105,9 @@ MAX_TOKENS_WITH_ECHO = integer(0, INT32_MAX)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of `reasoning_effort`."""
 
+VERBOSITIES = ("low", "medium", "high")
+"""Values of `verbosity`; the middle one asks for nothing."""
+
 REASONING_FORMATS = ("auto", "none", "deepseek")
 """Values of `reasoning_format`; `none` leaves the reasoning in the content."""
 

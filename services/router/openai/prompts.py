@@ -17,6 +17,7 @@ from baton.services.router.openai.bounds import (
     MAX_TEMPLATE_VARIABLES,
     MAX_TOOL_CALLS,
     ROLES,
+    VERBOSITIES,
 )
 from baton.services.router.openai.field_table.nested import unknown_of_contents, unknown_of_messages
 from baton.services.router.openai.fields import Fields, is_integer, short_repr
@@ -83,6 +84,9 @@ def read_chat(
     for name, value in read_effort(fields, text).items():
         if variables.setdefault(name, value) != value:
             fields.add_error("reasoning_effort", f"contradicts chat_template_kwargs.{name}")
+    verbosity = _read_verbosity(fields, text)
+    if verbosity is not None and variables.setdefault("verbosity", verbosity) != verbosity:
+        fields.add_error("verbosity", "contradicts chat_template_kwargs.verbosity")
     if "enable_thinking" in scalars:
         if variables.setdefault("enable_thinking", scalars["enable_thinking"]) != scalars["enable_thinking"]:
             fields.add_error("enable_thinking", "contradicts chat_template_kwargs.enable_thinking")
@@ -120,6 +124,20 @@ def _read_variables(fields: Fields, text: TextModel) -> dict[str, object]:
                 fields.add_error("chat_template_kwargs", f"cannot set {short_repr(name)}")
         return dict(given.values)
     return {}
+
+
+def _read_verbosity(fields: Fields, text: TextModel) -> str | None:
+    """What the template gets; None where it reads none and nothing is asked for."""
+    value = fields.values.get("verbosity")
+    if value is None:
+        return None
+    if value not in VERBOSITIES:
+        fields.add_mismatch("verbosity", f"one of {', '.join(VERBOSITIES)}")
+    elif text.reads("verbosity"):
+        return str(value)
+    elif value != "medium":
+        fields.add_error("verbosity", "is not supported by this model: its chat template does not read it")
+    return None
 
 
 def _read_documents(fields: Fields, text: TextModel) -> list[Mapping[str, Any]]:

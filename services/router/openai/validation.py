@@ -119,7 +119,8 @@ class RequestValidator:
         reasoning, params = self._read_reasoning(fields, params, scalars, text, chat.continued)
         if self._may_be_too_long(text, params):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
-        tokens, media = images.place(self._text.encode(images.mark(text), add_special_tokens=False), "messages")
+        framed = scalars.get("add_special_tokens", False)
+        tokens, media = images.place(self._text.encode(images.mark(text), add_special_tokens=framed), "messages")
         if media:
             _check_media(params)
         tokens = self._truncated(tokens, params)
@@ -190,7 +191,8 @@ class RequestValidator:
         if len(texts) * params.num_choices > MAX_REQUEST_CHOICES:
             fields.add_error("n", f"times the number of prompts must not be over {MAX_REQUEST_CHOICES}")
         fields.errors.raise_if_any()
-        prompts = tuple(self._encode(prompt, params) for prompt in texts)
+        framed = scalars.get("add_special_tokens", True)
+        prompts = tuple(self._encode(prompt, params, framed=framed) for prompt in texts)
         texts = [prompts[at] if params.truncation is not None else each for at, each in enumerate(texts)]
         shown = [self._echo(each) if echo else "" for each in texts]
         echoes = tuple(text for text in shown for _ in range(params.num_choices))
@@ -216,11 +218,11 @@ class RequestValidator:
             Fields(body, errors).add_mismatch("model", "the name of a model")
         return check_fields(body, endpoint, errors)
 
-    def _encode(self, prompt: PromptInput, params: CommonParams) -> tuple[int, ...]:
+    def _encode(self, prompt: PromptInput, params: CommonParams, *, framed: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):
             if self._may_be_too_long(prompt, params):
                 self._remaining_context(self._text.min_tokens(prompt), params, "prompt", "at least ")
-            prompt = self._text.encode(prompt, add_special_tokens=True)
+            prompt = self._text.encode(prompt, add_special_tokens=framed)
         if not prompt:
             raise InvalidRequest("prompt: has no tokens", param="prompt")
         if self._images.rules is not None and self._images.rules.placeholder in prompt:

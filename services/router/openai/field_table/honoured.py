@@ -101,6 +101,12 @@ _TEMPLATE_ROWS = (
          "Variables of the model's template. The response header names those that it does not read.", note="none"),
     _row("documents", CHAT, _VLLM, shapes.DOCUMENTS,
          "Texts to answer from, as the model's template wants them. A 400 if it reads none.", note="none"),
+    _row("verbosity", CHAT, _OPENAI, shapes.VERBOSITY,
+         "A variable of the template. A 400 if it does not read it, but for medium.", note="the template's"),
+    _row("add_special_tokens", CHAT, _VLLM, FLAG,
+         "The prompt is framed by the tokenizer's own tokens; the template writes them by default.", default=False),
+    _row("add_special_tokens", COMPLETION, _VLLM, FLAG,
+         "A text is framed by the tokenizer's own tokens, such as one for its beginning.", default=True),
     _row("enable_thinking", CHAT, _LLAMA, FLAG, "The same variable in chat_template_kwargs.", note="the template's"),
 )  # fmt: skip
 

@@ -30,7 +30,6 @@ _OFF = (False,)
 Row = tuple[str, frozenset[FieldEndpoint], str, tuple[object, ...]]
 
 _OPENAI_ROWS: tuple[Row, ...] = (
-    ("verbosity", CHAT, _LATER, ("medium",)),
     ("modalities", CHAT, _MEDIA, (["text"],)),
     ("audio", CHAT, _MEDIA, ()),
     ("web_search_options", CHAT, _NEVER, ()),
@@ -43,8 +42,6 @@ _VLLM_ROWS: tuple[Row, ...] = (
     ("thinking_token_budget", COMPLETION, _OF_CHATS, (-1,)),
     ("continue_final_message", COMPLETION, _NEVER, _OFF),
     ("chat_template", CHAT, f"{_NEVER}: the model's own is used", ()),
-    ("add_special_tokens", CHAT, _LATER, _OFF),
-    ("add_special_tokens", COMPLETION, _LATER, (True,)),
     ("echo", CHAT, _NEVER, _OFF),
     ("use_beam_search", BOTH, f"{_SAMPLER}; use n", _OFF),
     ("length_penalty", BOTH, _SAMPLER, (1.0,)),

@@ -251,6 +251,7 @@ EFFORT = Shape("one of " + ", ".join(bounds.EFFORTS), lambda vocab: {"enum": lis
 REASONING_FORMAT = Shape(
     "one of " + ", ".join(bounds.REASONING_FORMATS), lambda vocab: {"enum": list(bounds.REASONING_FORMATS)}
 )
+VERBOSITY = Shape("one of " + ", ".join(bounds.VERBOSITIES), lambda vocab: {"enum": list(bounds.VERBOSITIES)})
 REASONING = Shape("an object of effort and enabled", lambda vocab: _reasoning())
 JSON_SCHEMA = Shape(
     "a JSON Schema, as an object or as text",

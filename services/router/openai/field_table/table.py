@@ -23,6 +23,7 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
     "return_prompt_token_ids": (False,),
 }
 

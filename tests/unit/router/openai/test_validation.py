@@ -100,6 +100,8 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("bad_words", [[], ["a"]], ["a", [""], ["  "], [5], ["x" * 257], ["a"] * 129]),
         ("logprob_token_ids", [], [[5], [], [-1], [2048], "5", list(range(129))]),
         ("truncation_side", ["left", "right"], ["middle", 1]),
+        ("verbosity", ["medium"], ["low", "high", "some", 1]),
+        ("add_special_tokens", [True, False], [1]),
         ("return_tokens_as_token_ids", [True], [1]),
         (
             "messages",
