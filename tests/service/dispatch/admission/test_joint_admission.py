@@ -13,6 +13,7 @@ from baton.domain.timing.step_time import StepTimeFit
 from baton.domain.worker import PageCounts
 from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.admission.credits import Shortage
+from baton.services.router.admission.start_rules import MAX_ASKING
 from tests.mock_workers import Busy, Hold, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
@@ -57,6 +58,18 @@ async def test_a_record_that_shows_no_room_for_good_delays_nobody():
         async with asyncio.timeout(20):
             answers = await asyncio.gather(*run_all(w, [str(n) for n in range(30)]))
         assert [tokens(chunks) for chunks in answers] == [scripted(5)] * 30
+
+
+async def test_one_that_got_its_room_lets_the_next_one_ask():
+    """None has its first token. More than may ask at once reach prefill, though no record shows room for any."""
+    async with world([(ScriptedAction(Phase.SEAL, Hold(), times=99),)], limits=ROOMY) as w:
+        await w.cluster.change_load(w.decode, available_pages=0)
+        await two_refreshes(w)
+        runs = run_all(w, [str(n) for n in range(2 * MAX_ASKING)])
+        async with asyncio.timeout(20):
+            await w.prefill.reached(Phase.SEAL, times=2 * MAX_ASKING)
+        w.prefill.release()
+        assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * len(runs)
 
 
 async def test_prompts_without_pages_at_prefill_wait_in_the_fair_queue():
