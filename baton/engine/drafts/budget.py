@@ -15,6 +15,8 @@ from baton.domain.timing.step_time import StepShape, StepTimeModel
 
 MIN_COST = 0.03
 """Least cost of a draft as a share of a step. The model cannot tell less from noise, and host work counts."""
+MIN_FIRST_CHANCE = 0.08
+"""Least chance of a row's first draft, which costs more than those behind it: the row is no single token any more."""
 NUM_KEPT_STEPS = 8
 """Times that an answer of `worth_asking` is given before it is found anew."""
 MAX_PAUSED_STEPS = 7
@@ -94,6 +96,9 @@ class DraftBudget:
         while queue:
             chance, index = -queue[0][0], queue[0][1]
             one = candidates[index]
+            if not lengths[index] and chance < MIN_FIRST_CHANCE:
+                heapq.heappop(queue)
+                continue
             longer = _with_one_more(shape, one.start, lengths[index])
             longer_s = self._step_time.predict(longer)
             if chance <= self._needed(seconds, longer_s, num_expected):

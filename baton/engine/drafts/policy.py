@@ -265,7 +265,9 @@ class DraftPolicy:
     def _cut(self, rows: Sequence[DraftLimits], proposals: Sequence[Proposal], shape: StepShape) -> list[Proposal]:
         """What of the proposals pays."""
         lengths = [len(proposal.tokens) for proposal in proposals]
-        if self._budget is not None and any(lengths):
+        if not any(lengths):
+            return list(proposals)
+        if self._budget is not None:
             candidates = [self._option(*pair) for pair in zip(rows, proposals, strict=True)]
             wanted, lengths = lengths, self._budget.lengths(candidates, shape)
             self.skip(DraftSkipReason.LOAD, sum(bool(w and not n) for w, n in zip(wanted, lengths, strict=True)))

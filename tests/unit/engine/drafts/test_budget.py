@@ -110,6 +110,13 @@ def test_no_row_gets_more_than_it_proposes():
     assert lengths(lambda _: 1.0, [DraftOption(9, 3, 0.9), DraftOption(9, 0, 0.9)]) == [3, 0]
 
 
+def test_a_first_draft_that_is_hardly_right_is_not_taken():
+    assert lengths(lambda _: 1.0, [DraftOption(9, 3, 0.07)]) == [0]
+    rows = [DraftOption(9, 3, 0.25), DraftOption(9, 3, 0.07), DraftOption(9, 0, 0.9)]
+    assert lengths(lambda _: 1.0, rows[:1]) == [2], "one of 0.06 behind one of 0.25, and none of 0.02"
+    assert lengths(lambda _: 1.0, rows) == [1, 0, 0], "three rows: 0.06 is not enough for a draft of 3 %"
+
+
 def test_while_costs_are_unknown_only_few_rows_get_few():
     one = DraftOption(100, 7, 0.9)
     assert lengths(memory_bound, [one], reliable=False) == [MAX_UNKNOWN_TOKENS]
