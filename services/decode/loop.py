@@ -84,6 +84,10 @@ class DecodeLoop:
         self._result_at = 0.0  # when the last result of a step was taken
         self._deferred: list[OutwardEffect] = []
         self._num_send_backs = dict.fromkeys(SendBackReason, 0)
+        self._send_backs = {reason: metrics.SEND_BACKS_TOTAL.labels(reason.value) for reason in SendBackReason}
+        self._damaged_copies = metrics.INTEGRITY_FAILURES_TOTAL.labels("host_copy")
+        self._preemptions = metrics.PREEMPTIONS_TOTAL.labels("pages")
+        self._generated = metrics.GENERATED_TOKENS_TOTAL.labels("decode")
         self._num_given = self._num_dropped_tokens = 0
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
         self._budgets = import_policy.budgets
@@ -114,7 +118,7 @@ class DecodeLoop:
         batch = self._scheduler.schedule(monotonic_s())
         effects = [_joined(effect) for effect in effects]
         if batch is not None:
-            metrics.TOKENS_RECOMPUTED_TOTAL.inc(self._scheduler.num_recomputed_tokens(batch))
+            self._count_recomputed(batch)
             with self._turn.steps.step():
                 output, effects = self._run(batch, effects)
                 effects += self._scheduler.commit(batch, output, monotonic_s())
@@ -147,7 +151,7 @@ class DecodeLoop:
     def _start(self, batch: Batch) -> StartedStep:
         if self._hooks.start is None:
             raise Broken("an overlap scheduler needs a runner that starts steps")
-        metrics.TOKENS_RECOMPUTED_TOTAL.inc(self._scheduler.num_recomputed_tokens(batch))
+        self._count_recomputed(batch)
         started_at = self._turn.steps.step_started_at = monotonic_s()
         return StartedStep(batch, self._hooks.start(batch), started_at)
 
@@ -275,7 +279,7 @@ class DecodeLoop:
             else:
                 self._count(effect)
         if num_tokens:
-            metrics.GENERATED_TOKENS_TOTAL.labels("decode").inc(num_tokens)
+            self._generated.inc(num_tokens)
         if outward:
             self._hooks.emit(outward)
 
@@ -310,17 +314,28 @@ class DecodeLoop:
             case _:
                 pass
 
+    def _count_recomputed(self, batch: Batch) -> None:
+        if num_tokens := self._scheduler.num_recomputed_tokens(batch):
+            metrics.TOKENS_RECOMPUTED_TOTAL.inc(num_tokens)
+
     def _count_decisions(self) -> None:
-        """Updates the metrics of preemptions, drafts and local prompts from the scheduler's totals."""
+        """Updates the metrics of preemptions, drafts and local prompts from the scheduler's totals.
+
+        Touches only what has changed: after a step over all weights every call finds its data out of the CPU's caches.
+        """
         scheduler = self._scheduler
-        metrics.PREEMPTIONS_TOTAL.labels("pages").inc(scheduler.num_preemptions - self._num_preemptions)
+        if scheduler.num_preemptions != self._num_preemptions:
+            self._preemptions.inc(scheduler.num_preemptions - self._num_preemptions)
+            self._num_preemptions = scheduler.num_preemptions
         for reason, num in scheduler.num_send_backs.items():
-            num_new, self._num_send_backs[reason] = num - self._num_send_backs[reason], num
-            metrics.SEND_BACKS_TOTAL.labels(reason.value).inc(num_new)
-            if reason is SendBackReason.DAMAGED_COPY:
-                metrics.INTEGRITY_FAILURES_TOTAL.labels("host_copy").inc(num_new)
-        metrics.SEND_BACKS_GIVEN_TOTAL.inc(scheduler.sent_back.num_given - self._num_given)
-        self._num_given = scheduler.sent_back.num_given
+            if num_new := num - self._num_send_backs[reason]:
+                self._num_send_backs[reason] = num
+                self._send_backs[reason].inc(num_new)
+                if reason is SendBackReason.DAMAGED_COPY:
+                    self._damaged_copies.inc(num_new)
+        if num_given := scheduler.sent_back.num_given - self._num_given:
+            metrics.SEND_BACKS_GIVEN_TOTAL.inc(num_given)
+            self._num_given = scheduler.sent_back.num_given
         if self._ahead is not None:
             metrics.OVERLAP_DROPPED_TOKENS_TOTAL.inc(self._ahead.num_dropped_tokens - self._num_dropped_tokens)
             self._num_dropped_tokens = self._ahead.num_dropped_tokens
@@ -329,11 +344,10 @@ class DecodeLoop:
                 scheduler.num_local_prompt_tokens - self._num_local_prompt_tokens,
                 scheduler.num_local_cached_tokens - self._num_local_cached_tokens,
             )
+            self._num_local_prompt_tokens = scheduler.num_local_prompt_tokens
+            self._num_local_cached_tokens = scheduler.num_local_cached_tokens
         if self._hooks.meter is not None:
             self._hooks.meter.publish()
-        self._num_preemptions = scheduler.num_preemptions
-        self._num_local_prompt_tokens = scheduler.num_local_prompt_tokens
-        self._num_local_cached_tokens = scheduler.num_local_cached_tokens
 
     def _count_prompt(self, num_tokens: int, num_cached: int) -> None:
         self._turn.count_prompt(num_tokens, num_cached)
