@@ -63,8 +63,6 @@ def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
         yield metrics.PLACEMENTS_TOTAL, (basis.value,)
     for outcome in ("reserved", "no_room", "ended"):
         yield metrics.EARLY_PREFILLS_TOTAL, (outcome,)
-    for phase in ("prefill", "decode"):
-        yield metrics.UNCREDITED_STARTS_TOTAL, (phase,)
     for phase in _PHASES:
         yield metrics.ABORTS_TOTAL, (phase,)
     for outcome in ("encoder_used", "encoder_failed"):

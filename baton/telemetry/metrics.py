@@ -42,7 +42,6 @@ WORKERS_LOST_TOTAL = Counter(
 OPEN_LINK_BREAKERS = Gauge("baton_open_link_breakers", "Links whose breaker is not closed here.", registry=REGISTRY)
 PLACEMENTS_TOTAL = Counter("baton_placements", "Pairs chosen, by what told their cost.", ["basis"], registry=REGISTRY)
 EARLY_PREFILLS_TOTAL = Counter("baton_early_prefills", "Begun beside a reservation.", ["outcome"], registry=REGISTRY)
-UNCREDITED_STARTS_TOTAL = Counter("baton_uncredited_starts", "Begun to ask for room.", ["short_of"], registry=REGISTRY)
 RETRIES_TOTAL = Counter(
     "baton_retries", "Attempts lost and retried.", ["phase", "reason", "outcome"], registry=REGISTRY
 )

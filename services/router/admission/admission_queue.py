@@ -4,9 +4,6 @@ At most as many requests run as the workers have rows. `FairQueue` chooses the n
 request whose first token would come too late is refused at once. It is bounded in memory too: when it is full, the
 newest requests of the tenant with the longest queue leave it. The caller wakes a request that may run.
 
-A place is not enough: a request also needs credit for room at prefill and at decode (`credits`). `start_rules` tells
-who may pass those without, and when one may start without to ask the workers.
-
     admit --> waiting --(a running one leaves)--> running --> release
       |          |----------------------------------------------^
       |          `-> shed (memory)
@@ -16,14 +13,11 @@ who may pass those without, and when one may start without to ask the workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baton.domain.errors import Overloaded
-from baton.services.router.admission.credits import DecodeRoom, Shortage
-from baton.services.router.admission.fair_queue import MAX_SCANNED, FairQueue, TenantQueue
+from baton.services.router.admission.fair_queue import FairQueue, TenantQueue
 from baton.services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec, order_of
-from baton.services.router.admission.start_rules import StartRules
 from baton.services.router.admission.tenants import TenantTable
 from baton.services.router.admission.wait_estimate import RetryAfterSpread, WaitEstimator, fair_wait_s
 
@@ -45,10 +39,7 @@ class AdmissionLimits:
 
 
 class AdmissionQueue:
-    """Slots of all admitted requests. One waits while all places, or all of its tenant's, are taken, or without credit.
-
-    `num_without_credit`: slots that started without, by what was short.
-    """
+    """Slots of all admitted requests. One waits only while all places, or all of its tenant's, are taken."""
 
     def __init__(self, limits: AdmissionLimits, tenants: TenantTable | None = None) -> None:
         self._limits = limits
@@ -57,8 +48,6 @@ class AdmissionQueue:
         self._fair_queue = FairQueue(self._tenants)
         self._running: set[Slot] = set()
         self._wait_estimator = WaitEstimator()
-        self._rules = StartRules()
-        self.num_without_credit = dict.fromkeys(Shortage, 0)
         self._spreads: dict[str, RetryAfterSpread] = {}
 
     @property
@@ -99,23 +88,18 @@ class AdmissionQueue:
         """Estimated time to the first token of a request that arrives now; 0 plus its prefill if it need not wait."""
         spec = self._clamped(spec)
         first_token_s = self._wait_estimator.first_token_s()
-        return first_token_s if self._starts_at_once(spec, now) else self._wait_s(spec, now) + first_token_s
+        return first_token_s if self._starts_at_once(spec) else self._wait_s(spec, now) + first_token_s
 
-    def resize(self, num_rows: int | None, now: float, rooms: Sequence[DecodeRoom] = ()) -> list[Slot]:
-        """Sets the rows of all workers (None: unknown) and their rooms, and returns the slots that start because of it.
-
-        Without `rooms` every request has credit.
-        """
+    def resize(self, num_rows: int | None, now: float) -> list[Slot]:
+        """Sets the rows of all workers (None: unknown) and returns the slots that start because of it."""
         most = self._limits.max_running_requests
         self._num_places = most if num_rows is None else max(1, min(num_rows, most))
-        asked = [slot for slot in self._running if not slot.has_room] if rooms else []
-        self._rules.on_rooms(rooms, asked, now)
         return self._start_next(now)
 
     def refuse_if_full(self, spec: SlotSpec, now: float, deadline_s: float = math.inf) -> None:
         """Raises `Overloaded` if the request cannot be admitted now. `deadline_s`: the time that it has."""
         spec = self._clamped(spec)
-        if self._starts_at_once(spec, now):
+        if self._starts_at_once(spec):
             return
         ttft_s = self.ttft_s(spec, now)
         excess_s = ttft_s - min(deadline_s, self._limits.max_ttft_s)
@@ -144,7 +128,6 @@ class AdmissionQueue:
             if slot is None:
                 break
             self._fair_queue.discard(slot)
-            self._rules.on_gone(slot)
             why = "the queue is full, and this tenant holds the most of it"
             slot.refusal = Overloaded(why, retry_after_s=self._retry_after_s(slot.spec, 0.0, now))
             removed.append(slot)
@@ -154,22 +137,12 @@ class AdmissionQueue:
         """True unless the slot waits or was released."""
         return slot in self._running
 
-    def on_room(self, slot: Slot, now: float) -> list[Slot]:
-        """The workers have room for a running slot. Returns the slots that start because of it."""
-        if slot.has_room or slot not in self._running:
-            return []
-        slot.has_room = True
-        return self._start_next(now) if self._rules.on_room(slot) else []
-
-    def on_tokens(self, slot: Slot, num_tokens: int, num_cached_tokens: int, now: float) -> list[Slot]:
-        """Charges output tokens. The first call gives back the prompt tokens that were cached.
-
-        Returns the slots that start because prefill has done its part.
-        """
+    def on_tokens(self, slot: Slot, num_tokens: int, num_cached_tokens: int, now: float) -> None:
+        """Charges output tokens. The first call gives back the prompt tokens that were cached."""
         if slot not in self._running or slot.started_at is None:
-            return []
-        charge, is_first = OUTPUT_CHARGE * num_tokens, not slot.has_first_token
-        if is_first:
+            return
+        charge = OUTPUT_CHARGE * num_tokens
+        if not slot.has_first_token:
             slot.has_first_token = True
             self._wait_estimator.on_first_token(slot.started_at, now)
             charge -= min(num_cached_tokens, slot.spec.num_tokens)
@@ -177,46 +150,28 @@ class AdmissionQueue:
         slot.last_tokens_at = now
         slot.num_output_tokens += num_tokens
         self._fair_queue.charge(slot, charge)
-        return self._start_next(now) if is_first and self._rules.on_first_token(slot) else []
 
     def release(self, slot: Slot, now: float) -> list[Slot]:
         """Frees a slot, waiting or running, and returns the slots that start because of it. Idempotent."""
-        freed = self._rules.on_gone(slot)
         if slot in self._running and slot.started_at is not None:
             self._running.remove(slot)
             self._fair_queue.leave(slot)
             self._wait_estimator.on_release(slot.started_at, slot.expected_charge, now)
             return self._start_next(now)
         self._fair_queue.discard(slot)
-        return self._start_next(now) if freed else []
+        return []
 
     def _clamped(self, spec: SlotSpec) -> SlotSpec:
         priority = self._tenants.limits_of(spec.tenant).clamp(spec.priority)
         return spec if priority == spec.priority else replace(spec, priority=priority)
 
-    def _starts_at_once(self, spec: SlotSpec, now: float) -> bool:
+    def _starts_at_once(self, spec: SlotSpec) -> bool:
         own = self.tenant(spec.tenant)
-        if len(self._running) >= self._num_places or own.is_capped or len(own.waiting) >= MAX_SCANNED:
-            return False
-        return self._rules.may_start(Slot(spec, order_of(spec.priority, now)), now)
-
-    def _next(self, now: float) -> Slot | None:
-        """Takes the next slot to start from the fair queue; None while none may start."""
-        first = self._fair_queue.first()
-        if first is None:
-            return None
-        slot: Slot | None = first
-        if not self._rules.may_start(first, now):
-            slot = self._fair_queue.first(lambda one: self._rules.may_start(one, now))
-        if slot is None:
-            return None
-        if (shortage := self._rules.on_start(slot, first, now)) is not None:
-            self.num_without_credit[shortage] += 1
-        return self._fair_queue.pop(slot)
+        return len(self._running) < self._num_places and not own.is_capped
 
     def _start_next(self, now: float) -> list[Slot]:
         started: list[Slot] = []
-        while len(self._running) < self._num_places and (slot := self._next(now)) is not None:
+        while len(self._running) < self._num_places and (slot := self._fair_queue.pop()) is not None:
             slot.started_at = now
             self._running.add(slot)
             expected_output = (slot.expected_charge - slot.spec.num_tokens) / OUTPUT_CHARGE
@@ -231,11 +186,8 @@ class AdmissionQueue:
         estimator, expected = self._wait_estimator, self._fair_queue.expected_charge(spec)
         own, others = self._fair_queue.backlogs(spec, order_of(spec.priority, now), now)
         next_slot = estimator.mean_charge(expected)
-        tenant, num_slots = self.tenant(spec.tenant), len(self._running)
-        if not tenant.is_capped:
-            num_slots = max(num_slots, self._num_places)  # those without credit are not taken to stay without
-        wait_s = fair_wait_s(own, others, estimator.rate(num_slots, expected, now), next_slot)
-        max_slots = tenant.limits.max_slots
+        wait_s = fair_wait_s(own, others, estimator.rate(len(self._running), expected, now), next_slot)
+        max_slots = self.tenant(spec.tenant).limits.max_slots
         if max_slots is not None:  # its own places bound its rate
             wait_s = max(wait_s, fair_wait_s(own, (), estimator.rate(max_slots, expected, now), next_slot))
         return wait_s

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec
@@ -33,9 +33,6 @@ IDLE_WINDOWS = 3.0
 
 OUTPUT_SMOOTHING = 0.1
 """Weight of the newest request in a tenant's mean output, and in the mean prompt."""
-
-MAX_SCANNED = 16
-"""Requests of a tenant among which one that may start is looked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,30 +127,13 @@ class FairQueue:
         self._waiting[slot.spec.tenant] = tenant
         self._add(tenant, slot, 1)
 
-    def first(self, may_start: Callable[[Slot], bool] | None = None) -> Slot | None:
-        """The first request of the tenant with the least service; None if all that wait are capped.
-
-        `may_start`: of those that may, among the first `MAX_SCANNED` of each tenant.
-        """
-        best: tuple[float, tuple[float, int]] | None = None
-        found: Slot | None = None
-        for tenant in self._waiting.values():
-            if tenant.is_capped:
-                continue
-            for order, number, slot in tenant.waiting[: MAX_SCANNED if may_start is not None else 1]:
-                if may_start is None or may_start(slot):
-                    key = tenant.service, (order, number)
-                    if best is None or key < best:
-                        best, found = key, slot
-                    break
-        return found
-
-    def pop(self, slot: Slot | None = None) -> Slot | None:
-        """Starts a waiting request: `slot`, or the first one; None if there is none."""
-        slot = slot or self.first()
-        if slot is None:
+    def pop(self) -> Slot | None:
+        """Starts the first request of the tenant with the least service; None if all that wait are capped."""
+        candidates = (tenant for tenant in self._waiting.values() if not tenant.is_capped)
+        tenant = min(candidates, key=lambda tenant: (tenant.service, tenant.waiting[0][:2]), default=None)
+        if tenant is None:
             return None
-        tenant = self.tenant(slot.spec.tenant)
+        slot = tenant.waiting[0][2]
         self.discard(slot)
         self._floor = tenant.service
         tenant.running.add(slot)

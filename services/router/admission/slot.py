@@ -40,8 +40,7 @@ class Slot:
 
     `order`: arrival, moved forward or back by the priority; smaller starts first within a tenant. `started_at` is None
     while it waits. `forced`: it was admitted whatever the bounds, and stays. `charged`: tokens so far, of the
-    `expected_charge`. `refusal`: set when it had to leave the queue. `has_room`: workers have reserved room for it.
-    `num_overtakes`: starts past it since others were last held for it, which was `num_holds` times.
+    `expected_charge`. `refusal`: set when it had to leave the queue.
     """
 
     spec: SlotSpec
@@ -55,9 +54,6 @@ class Slot:
     expected_charge: float = 0.0
     charged: float = 0.0
     refusal: Overloaded | None = None
-    has_room: bool = False
-    num_overtakes: int = 0
-    num_holds: int = 0
 
     @property
     def num_served_tokens(self) -> int:

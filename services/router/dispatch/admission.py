@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from baton.domain.ids import RequestId
 from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
-from baton.services.router.admission.credits import DecodeRoom, Shortage
 from baton.services.router.admission.slot import Slot
 from baton.services.router.admission.tenants import TenantTable
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.generation import AdmittedRequest
-from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS, UNCREDITED_STARTS_TOTAL
+from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS
 
 
 class AdmissionController:
@@ -25,7 +24,6 @@ class AdmissionController:
         self.queue = AdmissionQueue(limits, tenants)
         self._tracked: dict[RequestId, TrackedRequest] = {}
         self._by_slot: dict[Slot, TrackedRequest] = {}
-        self._num_counted = dict.fromkeys(Shortage, 0)
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -39,16 +37,9 @@ class AdmissionController:
         """All admitted requests, waiting and running, oldest first."""
         return self._tracked.values()
 
-    def resize(self, num_rows: int | None, rooms: Sequence[DecodeRoom] = ()) -> None:
-        """Starts the requests that may run now. `num_rows`: rows of all decode workers; None: unknown.
-
-        `rooms`: what they have room for; () if that is unknown.
-        """
-        self.wake(self.queue.resize(num_rows, asyncio.get_running_loop().time(), rooms))
-
-    def on_room(self, tracked: TrackedRequest) -> None:
-        """Workers have room for a request. Starts those that may run because of it."""
-        self.wake(self.queue.on_room(tracked.slot, asyncio.get_running_loop().time()))
+    def resize(self, num_rows: int | None) -> None:
+        """Starts the requests that may run now. `num_rows`: rows of all decode workers; None: unknown."""
+        self._wake(self.queue.resize(num_rows, asyncio.get_running_loop().time()))
 
     def add(self, tracked: TrackedRequest) -> None:
         """Adds an admitted request. It may start at once if its slot runs. Others may have to leave for it."""
@@ -56,7 +47,7 @@ class AdmissionController:
         if tracked.slot.started_at is not None:
             tracked.granted.set()
         self._empty.clear()
-        self.wake(self.queue.shed(asyncio.get_running_loop().time()))
+        self._wake(self.queue.shed(asyncio.get_running_loop().time()))
 
     def take(self, admitted: AdmittedRequest) -> TrackedRequest | None:
         """Returns the request of `admitted` once; None after that."""
@@ -68,7 +59,7 @@ class AdmissionController:
 
     def leave(self, tracked: TrackedRequest) -> None:
         """Frees the slot and starts the next request. The workers are done; the client may still read. Idempotent."""
-        self.wake(self.queue.release(tracked.slot, asyncio.get_running_loop().time()))
+        self._wake(self.queue.release(tracked.slot, asyncio.get_running_loop().time()))
 
     def release(self, tracked: TrackedRequest) -> None:
         """Frees the slot, unless it is free, and forgets the request."""
@@ -81,13 +72,9 @@ class AdmissionController:
         """Waits until no request is left."""
         await self._empty.wait()
 
-    def wake(self, slots: list[Slot]) -> None:
+    def _wake(self, slots: list[Slot]) -> None:
         """Wakes requests that started or had to leave."""
         for slot in slots:
             self._by_slot[slot].granted.set()
-        for shortage, num in self.queue.num_without_credit.items():
-            if num > self._num_counted[shortage]:
-                UNCREDITED_STARTS_TOTAL.labels(shortage.value).inc(num - self._num_counted[shortage])
-                self._num_counted[shortage] = num
         QUEUED_REQUESTS.set(self.queue.num_waiting)
         QUEUED_TOKENS.set(self.queue.num_waiting_tokens)

@@ -104,7 +104,7 @@ class TokenDispatcher:
         self._limits = limits
         self._rates = rates
         self._admission = AdmissionController(limits.admission, limits.tenants)
-        workers.add_listener(self._on_workers)
+        workers.add_listener(lambda: self._admission.resize(workers.max_rows(self.admission_queue.mean_prompt_tokens)))
         self._draining = False
         self._clock = asyncio.get_running_loop().time
         self._status = StatusLog(self._status_fields)
@@ -235,10 +235,6 @@ class TokenDispatcher:
         """Waits until no admitted request is left."""
         await self._admission.wait_empty()
 
-    def _on_workers(self) -> None:
-        context_tokens = self._admission.queue.mean_prompt_tokens
-        self._admission.resize(self._workers.max_rows(context_tokens), self._workers.rooms())
-
     def _release(self, tracked: TrackedRequest) -> None:
         self._admission.release(tracked)
         self._media_budget.release(tracked.sequence.files)
@@ -286,9 +282,7 @@ class TokenDispatcher:
         num_tokens = len(chunk.tokens)
         self._status.num_tokens += num_tokens
         self.num_tokens += num_tokens
-        queue, now = self._admission.queue, self._clock()
-        if started := queue.on_tokens(tracked.slot, num_tokens, chunk.num_cached_tokens, now):
-            self._admission.wake(started)
+        self._admission.queue.on_tokens(tracked.slot, num_tokens, chunk.num_cached_tokens, self._clock())
 
     def _offer(self, tracked: TrackedRequest, take: TakeChunk, chunk: TokenChunk) -> bool:
         """A `TakeChunk` that counts what is taken."""
@@ -312,7 +306,6 @@ class TokenDispatcher:
             last = None if isinstance(tracked.last_error, NoRoom) else tracked.last_error
             raise last or WorkerLost(f"no linked prefill/decode pair appeared within {wait_s:g} s")
         tracked.on_reserved(reservation)
-        self._admission.on_room(tracked)
         return reservation
 
     def _status_fields(self) -> dict[str, int] | None:

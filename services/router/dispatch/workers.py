@@ -25,7 +25,6 @@ from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
 from baton.rpc.gen.encode_pb2_grpc import EncodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
-from baton.services.router.admission.credits import DecodeRoom
 from baton.services.router.dispatch.cache_index.index import CacheIndex
 from baton.services.router.dispatch.cache_index.known_pages import KnownPages
 from baton.services.router.dispatch.cache_index.page_source import PageSourceChoice, choose_page_source
@@ -38,7 +37,6 @@ from baton.services.router.dispatch.placement.choice import choose_pair
 from baton.services.router.dispatch.placement.pair import Pair, capacity_tokens, kernels_note, linked_pairs, placeable
 from baton.services.router.dispatch.placement.policy import BY_CACHE, PlacementRules
 from baton.services.router.dispatch.placement.query import PlacementQuery
-from baton.services.router.dispatch.placement.rooms import find_rooms, rows_within
 from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
 from baton.store.notifier import wait_for_event
@@ -148,8 +146,13 @@ class WorkerSet:
         return max(map(capacity_tokens, self._eligible_pairs()), default=None)
 
     def max_rows(self, context_tokens: float = 0.0) -> int | None:
-        """Rows of decode workers with a link within `max_tpot_s`; None without a linked pair. See `rows_within`."""
-        return rows_within(self._eligible_pairs(), self._limits.max_tpot_s, context_tokens)
+        """Rows of all decode workers with a link, as far as `max_tpot_s` allows; None without a linked pair.
+
+        `context_tokens`: those of a row that may come.
+        """
+        most = self._limits.max_tpot_s
+        decodes = {pair.decode.incarnation: pair.decode for pair in self._eligible_pairs()}
+        return sum(within_tpot(one, most, context_tokens).budgets.rows for one in decodes.values()) if decodes else None
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """True when a linked pair has this fingerprint, or when it is ""."""
@@ -193,13 +196,6 @@ class WorkerSet:
         if pair is not None:
             PLACEMENTS_TOTAL.labels(pair.cost_basis.value).inc()
         return pair
-
-    def rooms(self) -> list[DecodeRoom]:
-        """What workers that are not suspected had room for as they announced it; () while the registry is not read."""
-        now, until = self._now(), self._suspected_until
-        pairs = [] if self._unread else self._eligible_pairs()
-        trusted = (pair for pair in pairs if all(until.get(one, now) <= now for one in pair.incarnations))
-        return find_rooms(trusted, self._limits.max_tpot_s)
 
     def on_placed(self, id: AttemptId, pair: Pair, query: PlacementQuery) -> None:
         """Counts what an attempt has to compute as load of its pair until announcements show it."""

@@ -1,4 +1,4 @@
-"""Planted bugs in admission, in the order of prompts and in the file tier; a part of the table in `bugs`."""
+"""Planted bugs in the order of prompts and in the file tier; a part of the table in `bugs`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,7 @@ from tests.planted.runner import PlantedBug
 FAIRNESS, PAGES = "fairness", "right pages"
 PREFILL = "tests/unit/prefill"
 
-START_RULES = "services/router/admission/start_rules.py"
-ADMISSION = "tests/unit/router/admission/test_start_rules.py"
-JOINT = "tests/service/dispatch/admission/test_joint_admission.py"
-
 PREFILL_BUGS = (
-    PlantedBug(
-        FAIRNESS,
-        "a request without room is passed for ever",
-        START_RULES,
-        "return self._held_for is not None and now < self._held_until",
-        "return False",
-        ADMISSION,
-    ),
-    PlantedBug(
-        FAIRNESS,
-        "all requests without room ask the workers at once",
-        START_RULES,
-        "return len(asking) < MAX_ASKING and all(now - one.started_at >= ASK_S for one in asking)",
-        "return True",
-        ADMISSION,
-    ),
-    PlantedBug(
-        FAIRNESS,
-        "one that got its room lets no other ask",
-        "services/router/dispatch/dispatcher.py",
-        "self._admission.on_room(tracked)",
-        "pass",
-        JOINT,
-    ),
     PlantedBug(
         FAIRNESS,
         "a long prompt takes the whole step",
