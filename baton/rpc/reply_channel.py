@@ -17,7 +17,7 @@ import structlog
 from baton.rpc import codec
 from baton.rpc.channel import may_be_damaged
 from baton.rpc.codec import Unreadable
-from baton.rpc.replies.reply_tags import UNTAGGED_METHODS, ReplyTags
+from baton.rpc.replies.reply_tags import UNTAGGED_METHODS, ReplyTags, has_tag
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ class ReplyChannel:
         if self._key is None or method in UNTAGGED_METHODS:
             return partial(self._start, kind, opener(method, serialise, _reader(parse), **options))
         call = opener(method, serialise, None, **options)
-        return partial(self._start_tagged, kind, call, partial(_TaggedReader, self._key, parse or bytes))
+        return partial(self._start_tagged, kind, call, partial(_TaggedReader, self._key, method, parse or bytes))
 
     def _start(
         self,
@@ -110,10 +110,11 @@ class ReplyChannel:
 class _TaggedReader:
     """Checks and parses the replies of one call. `expect` gets its call token before they come."""
 
-    __slots__ = ("_key", "_parse", "_tags")
+    __slots__ = ("_key", "_method", "_parse", "_tags")
 
-    def __init__(self, key: bytes, parse: Callable[[bytes], Any]) -> None:
+    def __init__(self, key: bytes, method: str, parse: Callable[[bytes], Any]) -> None:
         self._key = key
+        self._method = method
         self._parse = parse
         self._tags: ReplyTags | None = None
 
@@ -126,7 +127,7 @@ class _TaggedReader:
             return Unreadable(0)
         untagged = self._tags.remove(reply)
         if untagged is None:
-            log.warning("reply_forged", num_bytes=len(reply))
+            log.warning("reply_forged", method=self._method, num_bytes=len(reply), tagged=has_tag(reply))
             return Unreadable(len(reply), forged=True)
         return codec.read(self._parse, untagged)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -50,7 +51,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
         self._fingerprint = fingerprint
         self._is_draining = is_draining
         self._leases = itertools.count(1)
-        self._reads: dict[int, asyncio.Event] = {}  # of open pulls by their leases; set once their pages are read
+        self._reads: dict[int, asyncio.Event] = {}  # of open pulls by their numbers; set once their pages are read
         self.num_pulls = 0
         """Pulls that are open."""
 
@@ -67,6 +68,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
     ) -> AsyncGenerator[encode_pb2.EmbeddingPart, None]:
         """See encode.proto."""
         lease, outcome, clock = next(self._leases), "pull_failed", asyncio.get_running_loop().time
+        number = secrets.randbits(63) | 1  # only its reader knows it
         opened: OpenedEmbedding | None = None
         read = asyncio.Event()
         self.num_pulls += 1
@@ -79,7 +81,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
                 opened = self.exports.open(request.identity, item.rows)
             header = self._header(request, item, item.rows, opened)
             if opened is not None:
-                header.pull, self._reads[lease] = lease, read
+                header.pull, self._reads[number] = number, read
             yield encode_pb2.EmbeddingPart(header=header)
             if opened is not None:
                 await _wait_read(read, end - clock())
@@ -91,7 +93,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServicer):
         except BatonError as error:
             await codec.abort(context, error)
         finally:
-            self._reads.pop(lease, None)
+            self._reads.pop(number, None)
             if self.exports is not None and opened is not None:
                 self.exports.close(opened)
             if read.is_set():

@@ -57,7 +57,7 @@ class DraftBudget:
         """False if no draft pays in a step of `shape` that gives so many tokens: none has more than `best_chance()`.
 
         Nor if nothing paid of what was proposed last: then 1 step is left out, 3 the next time, at last 7. Proposals
-        cost time, too. Another number of rows ends a pause.
+        cost time, too. Another number of rows ends a pause, and so does a new one.
         """
         if num_rows != self._asked_for:
             self._asked_for, self._num_left, self._pause, self._num_paused = num_rows, 0, 0, 0
@@ -69,6 +69,10 @@ class DraftBudget:
             self._is_worth = self._pays(shape, num_rows, best_chance)
         self._num_left -= 1
         return self._is_worth
+
+    def add_row(self) -> None:
+        """Ends a pause: a row is new, which no proposal was made for yet."""
+        self._num_paused = 0
 
     def _pays(self, shape: StepShape, num_rows: int, best_chance: Callable[[], float]) -> bool:
         model = self._step_time

@@ -141,6 +141,8 @@ class DraftPolicy:
     def begin(self, request: EngineRequest, tokens: Sequence[int]) -> None:
         """A row joins the batch for the first time."""
         self._drafter.begin(request.id, hide_media(tokens, request.media), request.salt)
+        if self._budget is not None:
+            self._budget.add_row()
 
     def end(self, id: AttemptId) -> None:
         """A row has ended."""

@@ -34,6 +34,11 @@ def reply_key(trust: ClusterTrust) -> bytes | None:
     return None if trust.tls is not None else trust.key("call-token")
 
 
+def has_tag(reply: bytes) -> bool:
+    """True if a reply ends as a tagged one does, right or wrong; older builds send none."""
+    return reply[-TAGGED_BYTES:].startswith(_FIELD)
+
+
 class ReplyTags:
     """Tags of the replies of one call, on either side. `token`: its call token, or the token's header."""
 

@@ -187,6 +187,8 @@ class EmbeddingPuller:
                 await stub.CommitPull(request, timeout=COMMIT_S)
             except grpc.aio.AioRpcError as error:  # the source counts a pull that failed
                 log.info("embedding_not_committed", source=record.id, why=error_from_rpc(error).log_text)
+            except grpc.aio.UsageError:
+                log.info("embedding_not_committed", source=record.id, why="the channel was closed")
             finally:
                 call.cancel()
 

@@ -51,6 +51,7 @@ class ImageDecoder:
         """`command`: of the child, without its argument; () for ours."""
         self.max_pixels = max_pixels
         self._threads = ThreadPoolExecutor(max_children, "baton-decode")
+        self._closed = False
         self._command = command or (sys.executable, "-I", str(CHILD))
 
     async def decode(self, data: bytes) -> RgbImage:
@@ -59,22 +60,24 @@ class ImageDecoder:
 
     def close(self) -> None:
         """Takes no more images. Those under way end by their deadline."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, data: bytes) -> RgbImage:
         began = time.monotonic()
         try:
-            return self._decode_once(data)
+            return self._decode_once(data, DEADLINE_S)
         except _ChildFailed as error:
-            failure, has_time = error, time.monotonic() - began < RETRY_WITHIN_S
-        if has_time:
+            why = str(error)  # the error itself holds the frames that hold the file and the pixels
+        left_s = DEADLINE_S - (time.monotonic() - began)
+        if left_s > DEADLINE_S - RETRY_WITHIN_S and not self._closed:
             try:
-                return self._decode_once(data)
+                return self._decode_once(data, left_s)
             except _ChildFailed as error:
-                failure = error
-        raise UnreadableMedia(str(failure))
+                why = str(error)
+        raise UnreadableMedia(why)
 
-    def _decode_once(self, data: bytes) -> RgbImage:
+    def _decode_once(self, data: bytes, timeout_s: float) -> RgbImage:
         """In one child. Raises `UnreadableMedia` or `_ChildFailed`."""
         with os.fdopen(os.memfd_create("image"), "w+b") as file:
             file.write(data)
@@ -88,7 +91,7 @@ class ImageDecoder:
                 cwd="/",
                 env=CHILD_ENVIRONMENT,
             )
-        timer = threading.Timer(DEADLINE_S, child.kill)
+        timer = threading.Timer(timeout_s, child.kill)
         timer.start()
         try:
             return self._read(child)

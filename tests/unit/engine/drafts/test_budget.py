@@ -86,6 +86,8 @@ def test_the_drafter_is_left_alone_while_nothing_pays():
     assert asks(poor, 23) == [0, 2, 6, 14, 22]
     assert asks(good, 10) == [7, 8, 9], "the pause of 7 steps ends"
     assert asks(poor, 4) == [0, 2]
+    budget.add_row()
+    assert asks(poor, 8) == [0], "a row ended and another one joined; the pause is a long one again"
     assert budget.worth_asking(StepShape.of([(1, 40)]), 1), "another number of rows"
 
 

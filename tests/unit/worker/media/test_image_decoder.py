@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import struct
 import sys
@@ -10,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from PIL import Image, ImageOps
@@ -205,6 +207,43 @@ sys.stdout.write("ok 1 1" + chr(10) + "abc")
             with pytest.raises(UnreadableMedia, match="cannot be decoded"):
                 await decoder.decode(b"x")
     assert started.stat().st_size == num_children
+
+
+def test_a_failed_image_is_kept_by_nothing():
+    """Not by the frames of the errors of its two tries, until the garbage collector comes."""
+    died = "import sys; sys.stdout.write('ok 1000 1000' + chr(10)); sys.stdout.flush(); sys.stdin.buffer.read(10)"
+    gc.collect()
+    gc.disable()
+    try:
+        with other_child(died) as decoder:
+            for _ in range(2):
+                with pytest.raises(UnreadableMedia):
+                    decoder._decode(bytes(100_000))
+        assert [len(one) for one in gc.get_objects() if type(one) is bytearray and len(one) == 3_000_000] == []
+        held = [one for one in gc.get_objects() if type(one) is FrameType and one.f_code.co_name == "_decode_once"]
+        assert held == []
+    finally:
+        gc.enable()
+
+
+async def test_both_children_share_one_time_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    limits = []
+    real = ImageDecoder._decode_once
+
+    def decode_once(decoder: ImageDecoder, data: bytes, timeout_s: float) -> RgbImage:
+        limits.append(timeout_s)
+        return real(decoder, data, timeout_s)
+
+    monkeypatch.setattr(ImageDecoder, "_decode_once", decode_once)
+    with other_child(CHILDREN["dies"]) as decoder:
+        with pytest.raises(UnreadableMedia):
+            await decoder.decode(b"x")
+        assert len(limits) == 2
+        assert limits[1] < limits[0]
+        decoder.close()
+        with pytest.raises(UnreadableMedia):
+            decoder._decode(b"x")
+        assert len(limits) == 3, "no second child after the end"
 
 
 async def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
