@@ -24,6 +24,7 @@ from baton.domain.request import EngineRequest, SampledToken, SamplingParams
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.drafts.base import ROOT
 from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.deep_stack import cpu_s
 from baton.grammar.matcher import ConstraintMatcher, MaskRow, MaskTable, is_allowed
 from baton.grammar.tokenizer import WORD_BITS
 from baton.telemetry import metrics
@@ -131,9 +132,9 @@ class MaskFiller:
         Raises `ConstraintFailed`.
         """
         if request.constraint is not None:
-            began = time.thread_time()
+            began = cpu_s()
             self._keep(request.id, self._new_state(request.constraint, request.tokens[request.num_prompt_tokens :]))
-            metrics.GRAMMAR_COMPILE_SECONDS.observe(time.thread_time() - began)
+            metrics.GRAMMAR_COMPILE_SECONDS.observe(cpu_s() - began)
 
     def fill(self, rows: Sequence[Row]) -> StepMasks:
         """The masks of those of `rows` that are sampled and constrained."""

@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from baton.domain.constraint import Constraint, GrammarPhase
 from baton.domain.errors import ConstraintFailed, FailedConstraint
+from baton.grammar.deep_stack import call_deep
 from baton.grammar.matcher import CompiledConstraint, ConstraintMatcher, MaskRow, MaskTable, one_line
 from baton.grammar.tokenizer import GrammarTokenizer
 
@@ -107,13 +108,14 @@ class GrammarCompiler:
             if found is not None:
                 self._compiled.move_to_end(text)
         if found is None:
-            found = self._compile(text)
+            found = call_deep(lambda: self._compile(text))
             self._keep(self._compiled, text, found)
         if isinstance(found, ConstraintFailed):
             raise found.copy()
         return found.deep_copy()
 
     def _compile(self, text: str) -> LLMatcher | ConstraintFailed:
+        """Recurses as deep as the grammar's rules: call it with a deep stack. Copies and masks need none."""
         began = time.thread_time()
         matcher = LLMatcher(self.tokenizer.ll, text, log_level=0, limits=self._library_limits)
         seconds = time.thread_time() - began

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from baton.domain.errors import ConstraintFailed, FailedConstraint, Overloaded
 from baton.grammar import sources
 from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.deep_stack import DeepThread
 from baton.grammar.tokenizer import GrammarTokenizer
 from baton.services.router.openai.constraint.reader import RequestedConstraint
 from baton.services.router.text.text_model import TextModel
@@ -115,7 +116,7 @@ class _Check:
 
     def start(self) -> None:
         """Starts the thread."""
-        threading.Thread(target=self._run, name="constraint-check", daemon=True).start()
+        DeepThread(self._run, "constraint-check").start()
 
     def cpu_s(self) -> float:
         """CPU time of the check; 0 before it has begun, and after its end."""
