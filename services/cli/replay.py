@@ -32,7 +32,7 @@ from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestValidator
 from baton.services.router.settings import RouterSettings
 from baton.services.router.takeover.call_media import CallMedia
-from baton.services.router.takeover.call_ownership import raw_request_of
+from baton.services.router.takeover.stored_call import raw_request_of
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import ImageModel, read_image_model
 from baton.settings.base import refuse_unknown_variables

@@ -29,10 +29,11 @@ from baton.services.router.streaming.sse_stream import SseStream, num_tail_event
 from baton.services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
 from baton.services.router.streaming.unread_buffer import UnreadBudget
 from baton.services.router.takeover.call_media import CallMedia
-from baton.services.router.takeover.call_ownership import STORE_WAIT_S, raw_request_of
+from baton.services.router.takeover.call_ownership import STORE_WAIT_S
 from baton.services.router.takeover.journal_reader import JournalReader
-from baton.services.router.takeover.prompt_digest import PromptReplaced, check_prompt
+from baton.services.router.takeover.prompt_digest import PromptReplaced
 from baton.services.router.takeover.status import RequestStatus, request_status
+from baton.services.router.takeover.stored_call import parse_stored
 from baton.services.router.takeover.takeover import Takeovers
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, Durability, StateStore, StoreUnavailable
@@ -91,9 +92,8 @@ class Resumer:
         record = await self.find(id, tenant)
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
-        parsed = await self.parser.parse(raw_request_of(record))
         try:
-            check_prompt(parsed.request, record)
+            parsed = await parse_stored(self.parser, record)
         except PromptReplaced as error:
             raise await self._error_for(record, error) from None
         kept = not record.private and await self._has_files(parsed.request)

@@ -15,7 +15,6 @@ from baton.domain.ids import OwnerId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.services.router.openai.request_parser import RawRequest
 from baton.services.router.openai.valid_request import ValidRequest
-from baton.services.router.openai.validation import RequestMetadata
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.prompt_digest import prompt_digest
 from baton.store.media.memory_media_file_store import MemoryMediaFileStore
@@ -147,9 +146,3 @@ class CallOwnership:
     def holds(self, id: RequestId) -> bool:
         """True while this router runs the call, or its end is not stored yet."""
         return self._writer.tracks_call(id)
-
-
-def raw_request_of(record: CallRecord) -> RawRequest:
-    """The raw request of a stored call."""
-    metadata = RequestMetadata(record.id, record.created_s, record.seed, record.tenant, record.private)
-    return RawRequest(record.endpoint, record.body, metadata, stored=True)

@@ -1,4 +1,4 @@
-"""Tells whether a call that is parsed again has the prompt of its first owner. Used by `resume` and `takeover`.
+"""Tells whether a call that is parsed again has the prompt of its first owner. Used by `stored_call`.
 
 Routers with other files do not claim a call (`text_digest`). This finds what files do not show: another release of a
 library that renders or tokenises, or a model whose files are not known.

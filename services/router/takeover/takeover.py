@@ -22,7 +22,6 @@ from baton.domain.errors import (
     Broken,
     Cancelled,
     ContextOverflow,
-    InvalidRequest,
     Refused,
     Superseded,
     WorkerLost,
@@ -38,10 +37,11 @@ from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.streaming.generation_source import GenerationSource
 from baton.services.router.streaming.token_stream import TokenStream
 from baton.services.router.takeover.call_media import CallMedia
-from baton.services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
+from baton.services.router.takeover.call_ownership import CallOwnership, OwnershipHandle
 from baton.services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
 from baton.services.router.takeover.foreign_calls import STORE_RETRY_S, ForeignCalls, fail_sequences
-from baton.services.router.takeover.prompt_digest import PromptReplaced, check_prompt
+from baton.services.router.takeover.prompt_digest import PromptReplaced
+from baton.services.router.takeover.stored_call import parse_stored
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
@@ -295,12 +295,9 @@ class Takeovers:
     async def _admit(self, record: CallRecord) -> tuple[ValidRequest, GenerationSource, list[int]]:
         context = self._context
         try:
-            parsed = await context.parser.parse(raw_request_of(record))
-            check_prompt(parsed.request, record)
-        except (PromptReplaced, InvalidRequest, ContextOverflow) as error:
-            if not record.prompt_digest:
-                raise
-            self._foreign.add(record.id)  # its first owner could parse it
+            parsed = await parse_stored(context.parser, record)
+        except PromptReplaced as error:
+            self._foreign.add(record.id)
             raise Cancelled(str(error)) from None  # a router that makes its prompt may continue it
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that does not stream cannot read the rest")

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from baton.domain.errors import ConstraintFailed, ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import first_attempt
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.tokenizer import CAPABILITY, GrammarTokenizer
 from baton.services.router import routes
+from baton.services.router.openai.request_parser import ParsedRequest, RawRequest, RequestParser
 from baton.services.router.streaming.cursor import Cursor
 from baton.services.router.takeover import foreign_calls
 from baton.services.router.text.text_model import TextModel
@@ -218,6 +220,50 @@ async def test_a_router_that_makes_another_prompt_does_not_go_on(tmp_path, is_lo
         attempts = [request.id.attempt for request in w.decode.requests if request.id.request_id == id]
         assert attempts == [first_attempt(1)], "no worker was asked with the other prompt"
         first.store.away = False
+        async with resumed(first, id) as again:
+            check_calls(await again.rest(), expected)
+
+
+SAME = marked(TEMPLATE, ["<think>", "</think>"])
+REFUSALS = [
+    InvalidRequest("unknown field", param="tools"),
+    ConstraintFailed("no grammar"),
+    ModelNotFound("no such model"),
+    ContextOverflow("too long"),
+]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: error.code)
+async def test_a_router_that_refuses_a_stored_call_does_not_go_on(tmp_path, monkeypatch, refusal, is_lost):
+    """The call waits for a router that reads it as the first one; only a wrong cursor is the client's error."""
+    said, parse = tokens(SAID), RequestParser._parse
+
+    def refuse(parser: RequestParser, raw: RawRequest, *more: Any) -> ParsedRequest:
+        if raw.stored and parser._text is SAME:
+            raise refusal
+        return parse(parser, raw, *more)
+
+    monkeypatch.setattr(RequestParser, "_parse", refuse)
+    async with router_cluster(tmp_path, model=(MODEL, ImageModel()), later_text=SAME) as w:
+        first, second = w.routers
+        speak(w, ForcedSpeech(said))
+        expected = await undisturbed(first, CHAT, **CHAT_WITH_TOOLS)
+        speak(w, ForcedSpeech(said), 9)
+        async with opened(first, CHAT, **CHAT_WITH_TOOLS) as stream:
+            id = stream.call_id
+            await w.until_emitted(id, 9)
+            if is_lost:
+                first.store.away = True
+                await w.until_owned(id, "router-1")
+        await w.until(id, CallStatus.ABANDONED)
+        path = f"/v1/requests/{id}/stream"
+        refused = await second.http.get(path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "prompt_changed")
+        assert refused.headers["retry-after"] == "1"
+        first.store.away = False
+        wrong = await first.http.get(path, headers={"last-event-id": f"{id}:1,1"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "last_event_id")
         async with resumed(first, id) as again:
             check_calls(await again.rest(), expected)
 

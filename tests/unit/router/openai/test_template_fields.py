@@ -13,7 +13,7 @@ from baton.domain.ids import OwnerId, RequestId
 from baton.services.router.openai.request_parser import CHAT, RawRequest, RequestParser
 from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.openai.validation import RequestMetadata, RequestValidator
-from baton.services.router.takeover.call_ownership import raw_request_of
+from baton.services.router.takeover.stored_call import raw_request_of
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus
 from tests.unit.router.text.text_models import byte_level_tokenizer
