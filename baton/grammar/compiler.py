@@ -87,20 +87,25 @@ class GrammarCompiler:
 
     def check(self, constraint: Constraint) -> None:
         """Compiles, then walks a few random tokens. Raises `ConstraintFailed`, for an equal constraint the same one."""
-        with self._lock:
-            if constraint in self._probed:
-                self._probed.move_to_end(constraint)
-                if (known := self._probed[constraint]) is not None:
-                    raise known.copy()
-                return
-        failed: ConstraintFailed | None = None
+        if self.known(constraint):
+            return
         try:
             self._probe(self.compile(constraint))
         except ConstraintFailed as error:
-            failed = error
+            self._keep(self._probed, constraint, error.copy())
             raise
-        finally:
-            self._keep(self._probed, constraint, failed)
+        self._keep(self._probed, constraint, None)
+
+    def known(self, constraint: Constraint) -> bool:
+        """True if `check` has found an equal constraint good. Raises its `ConstraintFailed` if it was refused."""
+        with self._lock:
+            if constraint not in self._probed:
+                return False
+            self._probed.move_to_end(constraint)
+            failed = self._probed[constraint]
+        if failed is not None:
+            raise failed.copy()
+        return True
 
     def _prototype(self, text: str) -> LLMatcher:
         with self._lock:

@@ -1,10 +1,11 @@
 """Compiles the constraint of a new request before it is admitted, in threads, so that a wrong one gets a 400.
 
-Not for calls that are taken over: another router has checked them. Grammars that were refused are refused again from
-memory. The library is loaded with the first constraint.
+Not for calls that are taken over: another router has checked them. What was found before is answered from memory. The
+library is loaded with the first constraint.
 
 The library does not bound the time of every grammar, and a thread cannot be stopped: a check that overruns its CPU time
-is refused, and its thread is left to itself. There are few such threads, or nothing more is checked.
+is refused, and its thread is left to itself, as is that of a client that hung up. There are few such threads, or no
+new constraint is checked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from baton.telemetry import metrics
 
 MAX_RUNNING, MAX_WAITING = 2, 8
 MAX_LEFT = 4
-"""Threads whose checks were refused while they ran."""
+"""Threads for whose checks nobody waits any more. While there are so many, none begins; those that had begun may still
+join them."""
 
 MAX_CHECK_S = 3.0
 """CPU time of one check, the load of the tokenizer apart. More than the limits of what may be answered."""
@@ -47,17 +49,28 @@ class ConstraintChecker:
 
     async def check(self, requested: RequestedConstraint) -> None:
         """Raises `ConstraintFailed`, or `Overloaded` while too many others are checked."""
-        self._left = {each for each in self._left if not each.outcome.done()}
-        if any(each.requested.value == requested.value for each in self._left):
-            raise _overrun(requested)
-        if self._num_open >= MAX_RUNNING + MAX_WAITING or len(self._left) >= MAX_LEFT:
-            raise Overloaded("too many constraints are being checked", retry_after_s=RETRY_AFTER_S)
+        try:
+            if self._compiler is not None and self._compiler.known(requested.value):
+                return
+        except ConstraintFailed as error:
+            raise await asyncio.to_thread(_explained, requested, error) from None
+        self._refuse_by_those_left(requested)
+        if self._num_open >= MAX_RUNNING + MAX_WAITING:
+            raise _overloaded()
         self._num_open += 1
         try:
             async with self._running:
+                self._refuse_by_those_left(requested)  # others were left meanwhile
                 await self._run(_Check(self, requested))
         finally:
             self._num_open -= 1
+
+    def _refuse_by_those_left(self, requested: RequestedConstraint) -> None:
+        self._left = {each for each in self._left if not each.outcome.done()}
+        if any(each.overran() and each.requested.value == requested.value for each in self._left):
+            raise _overrun(requested)
+        if len(self._left) >= MAX_LEFT:
+            raise _overloaded()
 
     async def _run(self, check: _Check) -> None:
         """Waits for a check until its CPU time is over."""
@@ -65,7 +78,7 @@ class ConstraintChecker:
         outcome = asyncio.wrap_future(check.outcome)
         try:
             while not (await asyncio.wait([outcome], timeout=POLL_S))[0]:
-                if check.cpu_s() > MAX_CHECK_S:
+                if check.overran():
                     raise _overrun(check.requested)
             outcome.result()
         finally:
@@ -79,9 +92,7 @@ class ConstraintChecker:
         try:
             compiler.check(requested.value)
         except ConstraintFailed as error:
-            metrics.CONSTRAINT_FAILURES_TOTAL.labels(error.reason.value).inc()
-            known = sources.explain(requested.schema, error)
-            raise ConstraintFailed(f"{requested.param}: {known}", known.reason, param=requested.param) from None
+            raise _explained(requested, error) from None
         finally:
             metrics.GRAMMAR_COMPILE_SECONDS.observe(time.thread_time() - began)
 
@@ -98,6 +109,17 @@ class ConstraintChecker:
                     raise ConstraintFailed(why, FailedConstraint.COMPILE) from None
                 self._compiler = GrammarCompiler(tokenizer)
             return self._compiler
+
+
+def _explained(requested: RequestedConstraint, error: ConstraintFailed) -> ConstraintFailed:
+    """What the client gets; counted as a failure."""
+    metrics.CONSTRAINT_FAILURES_TOTAL.labels(error.reason.value).inc()
+    known = sources.explain(requested.schema, error)
+    return ConstraintFailed(f"{requested.param}: {known}", known.reason, param=requested.param)
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("too many constraints are being checked", retry_after_s=RETRY_AFTER_S)
 
 
 def _overrun(requested: RequestedConstraint) -> ConstraintFailed:
@@ -118,7 +140,11 @@ class _Check:
         """Starts the thread."""
         DeepThread(self._run, "constraint-check").start()
 
-    def cpu_s(self) -> float:
+    def overran(self) -> bool:
+        """True if the check runs and has used up its time, whether or not somebody waits for it."""
+        return self._cpu_s() > MAX_CHECK_S
+
+    def _cpu_s(self) -> float:
         """CPU time of the check; 0 before it has begun, and after its end."""
         if self._began is None or self.outcome.done():
             return 0.0
