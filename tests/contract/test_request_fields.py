@@ -254,10 +254,31 @@ def test_an_open_number_of_tokens_fills_the_context():
         assert sequence.stop.max_tokens == expected
 
 
-@pytest.mark.parametrize(("name", "value"), [("tool_choice", "none"), ("metadata", {"a": "b"}), ("store", True)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tool_choice", "none"),
+        ("metadata", {"a": "b"}),
+        ("store", True),
+        ("parallel_tool_calls", False),
+        ("add_generation_prompt", False),
+        ("separate_reasoning", False),
+        ("stream_reasoning", False),
+        ("enable_thinking", False),
+        ("reasoning", {"enabled": False}),
+        ("reasoning", {"effort": "none"}),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+    ],
+)
 def test_a_completion_may_have_fields_of_chats_that_ask_for_nothing(name: str, value: object):
     body = NEEDED[FieldEndpoint.COMPLETION]
     assert parse(FieldEndpoint.COMPLETION, {**body, name: value}) == parse(FieldEndpoint.COMPLETION, body)
+
+
+def test_a_refusal_sends_nobody_to_an_endpoint_that_refuses_too():
+    table = FIELDS[FieldEndpoint.COMPLETION]
+    assert table["modalities"].meaning == FIELDS[FieldEndpoint.CHAT]["modalities"].meaning
+    assert table["tools"].meaning == "is not a field of /v1/completions, but of /v1/chat/completions"
 
 
 def test_true_is_not_a_neutral_number():

@@ -58,7 +58,7 @@ def tokenize_schema(model_names: Sequence[str], vocab_size: int) -> Schema:
     names = (
         "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "enable_thinking",
         "reasoning_effort", "reasoning", "tools", "tool_choice", "functions",
-        "function_call",
+        "function_call", "verbosity",
     )  # fmt: skip
     flags: Schema = {name: or_null({"type": "boolean"}) for name in ("add_special_tokens", "return_token_strs")}
     return {

@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from baton.services.router.openai.request_schemas import tokenize_schema
 from tests.service.http.http_server import MODEL, error_of, router, says
 from tests.unit.router.text.text_models import bundled
 
@@ -52,6 +53,21 @@ async def test_text_is_tokenized_as_a_prompt_is(num_repeats: int):
         assert reply["count"] == len(reply["tokens"])
         assert "".join(reply["token_strs"]) == text
         assert world.dispatcher.admitted == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"add_generation_prompt": False}, {"continue_final_message": False}, {"enable_thinking": False}]
+)
+async def test_a_text_may_have_fields_of_chats_that_ask_for_nothing(fields: dict[str, Any]):
+    async with router(says("x")) as world:
+        reply = await world.http.post("/tokenize", json={"prompt": "once", **fields})
+        assert reply.json()["tokens"] == list(bundled().encode("once", add_special_tokens=True))
+
+
+def test_the_schema_has_all_that_a_template_is_given():
+    properties = tokenize_schema([MODEL], 2048)["properties"]
+    of_templates = {"verbosity", "documents", "reasoning_effort", "chat_template_kwargs", "enable_thinking", "tools"}
+    assert properties.keys() >= of_templates
 
 
 async def test_bad_bodies_are_refused_by_name():

@@ -25,6 +25,13 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "return_prompt_token_ids": (False,),
+    "parallel_tool_calls": (False,),
+    "add_generation_prompt": (False,),
+    "enable_thinking": (False,),
+    "chat_template_kwargs": ({"enable_thinking": False}, {"thinking": False}),
+    "reasoning": ({"enabled": False}, {"effort": "none"}),
+    "separate_reasoning": (False,),
+    "stream_reasoning": (False,),
 }
 
 
@@ -44,10 +51,10 @@ def _elsewhere(field: RequestField, endpoint: FieldEndpoint) -> RequestField:
     """
     if field.kind is FieldKind.HARMLESS:
         return replace(field, endpoints=BOTH)
-    (path,) = (other.value for other in field.endpoints)
     nothing = [value for value in (*NOTHING, *OFF.get(field.name, ())) if value not in field.neutral]
     neutral = (*field.neutral, *nothing, *(() if field.default is None else (field.default,)))
-    meaning = f"is not a field of {endpoint.value}, but of {path}"
+    (path,) = (other.value for other in field.endpoints)
+    meaning = field.meaning if field.kind is FieldKind.REFUSED else f"is not a field of {endpoint.value}, but of {path}"
     return RequestField(field.name, frozenset({endpoint}), FieldKind.REFUSED, field.origin, meaning, neutral=neutral)
 
 
