@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.services.router.admission.tenants import MAX_PRIORITY, MIN_PRIORITY
-
 MAX_CHOICES = 128
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as at OpenAI."""
@@ -94,7 +92,9 @@ def integer(low: int, high: int) -> Scalar:
     return Scalar((int,), low, high)
 
 
-PRIORITY = integer(MIN_PRIORITY, MAX_PRIORITY)
+PRIORITY = integer(-INT32_MAX - 1, INT32_MAX)
+"""vLLM's; admission clamps it (`TenantLimits.clamp`)."""
+
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 TRUNCATION = Scalar((int,), -1, INT32_MAX, not_zero=True)
 MAX_TOKENS = integer(1, INT32_MAX)

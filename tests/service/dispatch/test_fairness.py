@@ -54,6 +54,15 @@ async def test_a_higher_priority_overtakes_within_its_tenant():
     assert order == ["first", "high", "normal", "low"]
 
 
+async def test_a_priority_beyond_the_highest_is_the_highest():
+    async with world(HELD, limits=ONE_PLACE) as w:
+        asks = [asked("first", ""), asked("low", "", -(2**31)), asked("high", "", 3), asked("higher", "", 2**31 - 1)]
+        order = await order_of_starts(w, *asks)
+        priorities = [request.priority for request in w.prefill.requests]
+    assert order == ["first", "high", "higher", "low"]
+    assert priorities == [0, 3, 3, -3]
+
+
 async def test_a_tenant_has_no_more_places_than_its_limit():
     tenants = TenantTable(by_name={"capped": TenantLimits(max_slots=1)})
     async with world(HELD, limits=replace(LIMITS, tenants=tenants)) as w:

@@ -203,7 +203,14 @@ _RESPONSE_ROWS = (
 )  # fmt: skip
 
 _SERVING_ROWS = (
-    _row("priority", BOTH, _VLLM, PRIORITY, "The higher comes first within a tenant (vLLM: the lower).", default=0),
+    _row(
+        "priority",
+        BOTH,
+        _VLLM,
+        PRIORITY,
+        "The higher comes first within a tenant (vLLM: the lower). Clamped to -3 to 3, or to the tenant's highest.",
+        default=0,
+    ),
     _row(
         "prompt_cache_key",
         BOTH,

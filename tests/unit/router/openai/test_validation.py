@@ -89,7 +89,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("stream_options", [], [{}, {"include_usage": True}, []]),
         ("ignore_eos", [True], ["x"]),
         ("skip_special_tokens", [False], [0]),
-        ("priority", [-3, 3], [-4, 4, 2**31 - 1, 1.0, "high"]),
+        ("priority", [-3, 4, -(2**31), 2**31 - 1], [2**31, -(2**31) - 1, 1.0, "high"]),
         ("cache_salt", ["tenant"], ["", 5]),
         ("prompt_cache_key", ["k"], ["", 5]),
         ("tools", [], [[], {}, [{"type": "function"}], [*TOOLS, *TOOLS], [{**TOOLS[0], "type": "web"}]]),
