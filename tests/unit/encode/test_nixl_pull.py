@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
@@ -208,41 +205,6 @@ async def test_a_reader_that_leaves_has_an_embedding_only_if_it_said_so(says_so:
         call.cancel()
         await w.wait_free()
         assert ended() == (exported + says_so, failed + (not says_so))
-
-
-async def test_the_number_of_a_pull_cannot_be_guessed_from_another():
-    async with linked_world() as w:
-        numbers = []
-        for _ in range(3):
-            request = encode_pb2.PullEmbeddingRequest(
-                incarnation=INCARNATION,
-                identity=header(OTHER).identity,
-                salt="s",
-                fingerprint=FINGERPRINT,
-                is_linked=True,
-            )
-            call = w.encode.encoder.PullEmbedding(request, timeout=TIMEOUT_S)
-            numbers.append((await anext(aiter(call))).header.pull)
-            call.cancel()
-            await w.wait_free()
-        assert min(abs(one - other) for one, other in itertools.combinations(numbers, 2)) > 1 << 32
-
-
-async def test_a_channel_that_was_closed_before_the_word_harms_nothing(monkeypatch: pytest.MonkeyPatch):
-    async with linked_world() as w:
-
-        def closed(request: object, timeout: float) -> None:
-            raise grpc.aio.UsageError("Channel is closed.")
-
-        errors: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-        monkeypatch.setattr(w.encode.encoder, "CommitPull", closed)
-        before = moved("nixl")
-        await w.pull(OTHER)
-        assert moved("nixl") - before == 5 * WIDE.row_bytes
-        await w.wait_free()
-        gc.collect()
-        assert errors == []
 
 
 class _EarlierCall:
