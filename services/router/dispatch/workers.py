@@ -337,7 +337,8 @@ class WorkerSet:
         now = self._now()
         accepted = [record for record in announced if self._verifier.accept(record)]
         self._note_refused(announced, {record.incarnation for record in accepted})
-        self._liveness.observe([record.incarnation for record in accepted], now)
+        numbers = {record.incarnation: record.announcement for record in accepted}
+        self._liveness.observe(numbers.keys(), now, numbers)
         self._series.observe(accepted, now)
         current = {record.id: record.incarnation for record in accepted}
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
