@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 
 from baton.domain.ids import Incarnation
 
-
 EARLY_SHARE = 0.75
 """Part of the grace within which no announcement expires by itself, and after which a reader was away."""
 

@@ -156,7 +156,8 @@ async def test_a_forged_record_neither_replaces_a_worker_nor_keeps_it_alive():
         await w.look(signed[0], forged, at=0.5)
         assert lost == []
         assert {record.address for record in w.workers.records} == {P0.address, D0.address}
-        await w.look(signed[0], replace(signed[1], address="10.6.6.6:1"), at=100.0)
+        for at in (1.5, 2.5):
+            await w.look(signed[0], replace(signed[1], address="10.6.6.6:1"), at=at)
         assert lost == ["decode"]
 
 
@@ -166,8 +167,33 @@ async def test_an_older_record_of_a_worker_is_not_used_again():
         await w.look(*now, at=0.0)
         await w.look(now[0], replace(D0, announcement=1, address="10.6.6.6:1"), at=0.1)
         assert {record.address for record in w.workers.records} == {P0.address, D0.address}
+        assert w.ready(), "a store that was rolled back refuses no request"
+        for at in (1.0, 2.0, 2.1):
+            await w.look(now[0], replace(D0, announcement=1), at=at)
         assert "its record is older" in w.workers.readiness()[1]
-        await w.look(now[0], replace(D0, announcement=3), at=0.2)
+        await w.look(now[0], replace(D0, announcement=3), at=2.2)
+        assert w.ready()
+
+
+async def test_a_store_that_is_emptied_while_a_router_sleeps_loses_no_worker():
+    """One worker is back when the router wakes."""
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
+        await w.look(P0, at=3.0)
+        assert w.ready()
+        assert lost == []
+        await w.look(P0, D0, at=3.5)
+        assert w.ready()
+        assert lost == []
+
+
+async def test_a_store_that_is_emptied_between_two_readings_refuses_no_request():
+    async with watched() as w:
+        for number in range(3):
+            await w.look(*(replace(record, announcement=number) for record in (P0, D0)), at=number / 2)
+        await w.look(replace(P0, announcement=3), at=1.5)
         assert w.ready()
 
 
@@ -195,10 +221,12 @@ async def test_an_unannounced_worker_is_lost_after_a_second_ttl():
         await w.look(P0, D0, at=0.0)
         w.workers.watch(P0.incarnation, lambda: lost.append("prefill"))
         w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
-        await w.look(D0, at=1.9)
+        await w.look(P0, D0, at=1.0)
+        await w.look(D0, at=1.6)
         assert not w.ready()
+        await w.look(D0, at=2.9)
         assert lost == []
-        await w.look(D0, at=2.0)
+        await w.look(D0, at=3.0)
         assert lost == ["prefill"]
         assert w.workers.records == (D0,)
 
@@ -342,11 +370,13 @@ async def test_metrics_tell_a_drained_worker_from_a_lost_one():
         assert shown("baton_workers", role="decode", status="draining") == 1.0
         assert shown("baton_ready_pairs") == 1.0
         await w.look(P0, D0, at=0.6)
-        await w.look(P0, D0, at=5.0)
+        for at in (1.6, 2.6, 3.6, 4.6, 5.0):
+            await w.look(P0, D0, at=at)
         assert shown("baton_workers_lost_total", role="decode") == lost, "it drained"
         await w.look(P0, at=5.1)
         assert shown("baton_workers", role="decode", status="absent") == 1.0
-        await w.look(P0, at=9.0)
+        for at in (6.0, 7.0, 7.1):
+            await w.look(P0, at=at)
         assert shown("baton_workers_lost_total", role="decode") == lost + 1
         assert shown("baton_workers", role="decode", status="absent") == 0.0
         assert shown("baton_ready_pairs") == 0.0
