@@ -41,6 +41,7 @@ NOT_BY_SCHEMA = (  # whether they fit is known by the context, by other fields o
     "continue_final_message",
     "documents",
     "enable_thinking",
+    "verbosity",
     "function_call",
     "chat_template_kwargs",
     "logprob_token_ids",
