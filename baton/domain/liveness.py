@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from baton.domain.ids import Incarnation
 
 EARLY_SHARE = 0.75
-"""Part of the grace within which no announcement expires by itself, and after which a reader was away."""
+"""Part of the grace after which a reader that read nothing was away, and, where the grace is the time to live of an
+announcement, within which none expires by itself."""
 
 
 class Liveness:
@@ -21,6 +22,7 @@ class Liveness:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
+        self._early_s = EARLY_SHARE * grace_s
         self._announced: frozenset[Incarnation] = frozenset()
         self._seen_at: dict[Incarnation, float] = {}
         self._grace_until = 0.0
@@ -34,10 +36,11 @@ class Liveness:
     ) -> None:
         """Records one reading of the registry: `announced` is all that it holds.
 
-        `numbers`: of their announcements, which grow with each. None: nobody is missed too early.
+        `numbers`: of their announcements, which grow with each, where `grace_s` is the time to live of these. None:
+        nobody is missed too early.
         """
-        away_before, early_s = self._was_away, EARLY_SHARE * self._grace_s
-        self._was_away = self._read_at is not None and now - self._read_at >= early_s
+        away_before = self._was_away
+        self._was_away = self._read_at is not None and now - self._read_at >= self._early_s
         self._read_at = now
         if self._announced and (not announced or (self._was_away and not away_before)):
             self._start_grace(now)
@@ -76,16 +79,17 @@ class Liveness:
         self._grace_until = now + self._grace_s
         self._seen_at = dict.fromkeys(self._seen_at, now)
 
-    def _excuse(self, missing: Collection[Incarnation], now: float) -> None:
+    def _excuse(self, missing: frozenset[Incarnation], now: float) -> None:
         """Starts a grace period for each process whose newest announcement cannot have expired."""
-        for incarnation in missing:
-            _, renewed_at = self._numbers.get(incarnation, (0, -self._grace_s))
-            if now - renewed_at < EARLY_SHARE * self._grace_s:
+        for incarnation in missing & self._numbers.keys():
+            _, renewed_at = self._numbers[incarnation]
+            if now - renewed_at < self._early_s:
                 self._excused_until[incarnation] = now + self._grace_s
                 self._seen_at[incarnation] = now
 
     def _note_numbers(self, numbers: Mapping[Incarnation, int], now: float) -> None:
         for incarnation, number in numbers.items():
-            if self._numbers.get(incarnation, (None, 0.0))[0] != number:
+            known = self._numbers.get(incarnation)
+            if known is None or known[0] != number:
                 self._numbers[incarnation] = number, now
         self._excused_until = {one: until for one, until in self._excused_until.items() if one not in numbers}

@@ -15,7 +15,7 @@ from baton.domain.timing.step_time import StepShape, StepTimeFit
 from baton.domain.worker import WorkerRecord
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RowObjective:
     """Time that a step may take, and its rows: `num_rows` with contexts of `context_tokens` tokens together."""
 
@@ -30,13 +30,8 @@ class RowObjective:
         contexts = self.context_tokens + num_new * context_tokens
         return num_rows <= 1 or self.fit.seconds_of_rows(StepShape(num_rows, 0.0, round(contexts))) <= most
 
-    def add(self, num_new: int, context_tokens: float) -> None:
-        """Counts rows that start; negative: that end."""
-        self.num_rows += num_new
-        self.context_tokens += num_new * context_tokens
 
-
-def row_objective(record: WorkerRecord, max_tpot_s: float) -> RowObjective | None:
+def _row_objective(record: WorkerRecord, max_tpot_s: float) -> RowObjective | None:
     """The objective with the rows that `record` announces. None without an objective, or without a usable fit."""
     fit, load = usable_fit(record), record.load
     if fit is None or math.isinf(max_tpot_s):
@@ -53,7 +48,7 @@ def within_tpot(record: WorkerRecord, max_tpot_s: float, context_tokens: float =
     Running rows have the mean of their contexts, rows that may come `context_tokens`; 0: that mean. Without a usable
     fit all rows stay.
     """
-    most, objective = record.budgets.rows, row_objective(record, max_tpot_s)
+    most, objective = record.budgets.rows, _row_objective(record, max_tpot_s)
     if most <= 1 or objective is None:
         return record
     running = objective.num_rows

@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 256
 CHILD_ENVIRONMENT = {"LANG": "C.UTF-8"}
 """All variables of a child: those of this process may be secrets."""
 DEADLINE_S = 20.0
-"""Of one child, from its start to its end."""
+"""Of an image, from the start of its first child to the end of the last."""
 RETRY_WITHIN_S = 5.0
 """A child that failed later, perhaps by its limit of CPU time, is not started again."""
 
@@ -69,10 +69,10 @@ class ImageDecoder:
             return self._decode_once(data, DEADLINE_S)
         except _ChildFailed as error:
             why = str(error)  # the error itself holds the frames that hold the file and the pixels
-        left_s = DEADLINE_S - (time.monotonic() - began)
-        if left_s > DEADLINE_S - RETRY_WITHIN_S and not self._closed:
+        spent_s = time.monotonic() - began
+        if spent_s < RETRY_WITHIN_S and not self._closed:
             try:
-                return self._decode_once(data, left_s)
+                return self._decode_once(data, DEADLINE_S - spent_s)
             except _ChildFailed as error:
                 why = str(error)
         raise UnreadableMedia(why)

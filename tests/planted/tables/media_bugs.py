@@ -91,7 +91,7 @@ MEDIA_BUGS = (
     ),
     bug(
         MEDIA, "a decoder that dies is not started again", "baton/worker/media/image_decoder.py",
-        "        if left_s > DEADLINE_S - RETRY_WITHIN_S and not self._closed:\n", "        if False:\n",
+        "        if spent_s < RETRY_WITHIN_S and not self._closed:\n", "        if False:\n",
         "tests/unit/worker/media/test_image_decoder.py",
     ),
     bug(

@@ -17,6 +17,7 @@ UNREAD = "tests/unit/router/streaming tests/service/http/test_slow_readers.py"
 HTTP = "tests/service/http/test_http_protocol.py tests/service/http/test_errors.py"
 CALL_TOKENS = "tests/unit/rpc/test_call_token.py tests/unit/rpc/test_auth_interceptor.py"
 REPLY_TAGS, TAG_TESTS = "baton/rpc/replies/reply_tags.py", "tests/unit/rpc/test_reply_tags.py"
+LOST_TOO_EARLY = "tests/unit/domain/test_liveness.py tests/unit/router/dispatch/test_workers.py"
 IDS = "tests/unit/worker/identity/test_worker_id.py tests/unit/worker/test_registration.py"
 
 PROMISE_BUGS = (
@@ -31,6 +32,14 @@ PROMISE_BUGS = (
     PlantedBug(
         SURVIVAL, "the failed worker is chosen again", f"{DISPATCH}/tracked_request.py",
         "self.avoided = failure.avoid(self.avoided, self._pair)", "pass", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "a router that slept misses those that are not back yet", "baton/domain/liveness.py",
+        "(not announced or (self._was_away and not away_before))", "not announced", LOST_TOO_EARLY,
+    ),
+    PlantedBug(
+        SURVIVAL, "an announcement that the store lost counts as expired", "baton/domain/liveness.py",
+        "            if now - renewed_at < self._early_s:\n", "            if False:\n", LOST_TOO_EARLY,
     ),
     PlantedBug(
         SURVIVAL, "another model goes on with an answer", f"{DISPATCH}/tracked_request.py",

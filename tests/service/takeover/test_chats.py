@@ -197,26 +197,31 @@ async def test_a_router_is_lost_in_a_call_before_midnight(tmp_path, monkeypatch,
 CHANGED = marked(f"Be brief. {TEMPLATE}", ["<think>", "</think>"])
 
 
+async def abandoned_chat(w: RouterCluster, is_lost: bool) -> tuple[str, list[Event]]:
+    """A chat whose client has left, and whose router is lost or not, which the other router refuses; and its answer."""
+    first, second = w.routers
+    speak(w, ForcedSpeech(tokens(SAID)))
+    expected = await undisturbed(first, CHAT, **CHAT_WITH_TOOLS)
+    speak(w, ForcedSpeech(tokens(SAID)), 9)
+    async with opened(first, CHAT, **CHAT_WITH_TOOLS) as stream:
+        id = stream.call_id
+        await w.until_emitted(id, 9)
+        if is_lost:
+            first.store.away = True
+            await w.until_owned(id, "router-1")
+    assert (await w.until(id, CallStatus.ABANDONED)).prompt_digest
+    refused = await second.http.get(f"/v1/requests/{id}/stream")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "prompt_changed")
+    assert refused.headers["retry-after"] == "1"
+    return id, expected
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 async def test_a_router_that_makes_another_prompt_does_not_go_on(tmp_path, is_lost):
     """Neither after the first router is lost nor for a client that comes to it; the first one still can."""
-    said = tokens(SAID)
     async with router_cluster(tmp_path, model=(MODEL, ImageModel()), later_text=CHANGED) as w:
-        first, second = w.routers
-        speak(w, ForcedSpeech(said))
-        expected = await undisturbed(first, CHAT, **CHAT_WITH_TOOLS)
-        speak(w, ForcedSpeech(said), 9)
-        async with opened(first, CHAT, **CHAT_WITH_TOOLS) as stream:
-            id = stream.call_id
-            await w.until_emitted(id, 9)
-            if is_lost:
-                first.store.away = True
-                await w.until_owned(id, "router-1")
-        record = await w.until(id, CallStatus.ABANDONED)
-        assert record.prompt_digest
-        refused = await second.http.get(f"/v1/requests/{id}/stream")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "prompt_changed")
-        assert refused.headers["retry-after"] == "1"
+        first = w.routers[0]
+        id, expected = await abandoned_chat(w, is_lost)
         attempts = [request.id.attempt for request in w.decode.requests if request.id.request_id == id]
         assert attempts == [first_attempt(1)], "no worker was asked with the other prompt"
         first.store.away = False
@@ -237,7 +242,7 @@ REFUSALS = [
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: error.code)
 async def test_a_router_that_refuses_a_stored_call_does_not_go_on(tmp_path, monkeypatch, refusal, is_lost):
     """The call waits for a router that reads it as the first one; only a wrong cursor is the client's error."""
-    said, parse = tokens(SAID), RequestParser._parse
+    parse = RequestParser._parse
 
     def refuse(parser: RequestParser, raw: RawRequest, *more: Any) -> ParsedRequest:
         if raw.stored and parser._text is SAME:
@@ -246,23 +251,10 @@ async def test_a_router_that_refuses_a_stored_call_does_not_go_on(tmp_path, monk
 
     monkeypatch.setattr(RequestParser, "_parse", refuse)
     async with router_cluster(tmp_path, model=(MODEL, ImageModel()), later_text=SAME) as w:
-        first, second = w.routers
-        speak(w, ForcedSpeech(said))
-        expected = await undisturbed(first, CHAT, **CHAT_WITH_TOOLS)
-        speak(w, ForcedSpeech(said), 9)
-        async with opened(first, CHAT, **CHAT_WITH_TOOLS) as stream:
-            id = stream.call_id
-            await w.until_emitted(id, 9)
-            if is_lost:
-                first.store.away = True
-                await w.until_owned(id, "router-1")
-        await w.until(id, CallStatus.ABANDONED)
-        path = f"/v1/requests/{id}/stream"
-        refused = await second.http.get(path)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "prompt_changed")
-        assert refused.headers["retry-after"] == "1"
+        first = w.routers[0]
+        id, expected = await abandoned_chat(w, is_lost)
         first.store.away = False
-        wrong = await first.http.get(path, headers={"last-event-id": f"{id}:1,1"})
+        wrong = await first.http.get(f"/v1/requests/{id}/stream", headers={"last-event-id": f"{id}:1,1"})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "last_event_id")
         async with resumed(first, id) as again:
             check_calls(await again.rest(), expected)
