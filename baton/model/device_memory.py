@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from baton.kv.memory import MemoryKind
+from baton.kv.memory import MemoryKind, page_parts
 from baton.model.storage import PageStorage
 
 
@@ -62,7 +62,7 @@ class DeviceMemory:
         self.part_ends = storage.geometry.part_ends
         self._copy_stream = copy_stream
 
-    def read(self, pages: Sequence[int]) -> list[memoryview]:
+    def read(self, pages: Sequence[int], num_bytes: int | None = None) -> list[memoryview]:
         """Copies of `pages` in one page-locked buffer. Raises `IndexError` outside the pool."""
         self._check(pages)
         buffer = self._copy_stream.buffer(len(pages) * self.page_bytes)
@@ -70,7 +70,7 @@ class DeviceMemory:
         for slot, page in zip(slots, pages, strict=True):
             self._copy_stream.copy(slot, self._pages[page])
         self._copy_stream.wait()
-        return self._cut(buffer)
+        return [page[:num_bytes] for page in self._cut(buffer)]
 
     def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
         """Writes `contents` to `pages` and returns when they are in place. Raises `IndexError` outside the pool."""
@@ -82,8 +82,12 @@ class DeviceMemory:
             self._copy_stream.copy(self._pages[page], slot)
         self._copy_stream.wait()
 
-    def host_views(self, pages: Sequence[int]) -> None:
+    def host_views(self, pages: Sequence[int], num_bytes: int) -> None:
         """See `PoolMemory`: None."""
+
+    def parts(self, pages: Sequence[int]) -> list[list[memoryview]]:
+        """See `PoolMemory`: copies."""
+        return [page_parts(page, self.part_ends) for page in self.read(pages)]
 
     def _cut(self, buffer: torch.Tensor) -> list[memoryview]:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ from baton.model.to_device import int64_tensor
 class Segment:
     """New tokens of one sequence at positions [start, start + num_tokens). `pages` is its table from position 0.
 
+    `first_page`: number of the first of `pages`, if those before it are left out.
+
     In the step's flat tensors they are at [offset, offset + num_tokens). A token in one of `blocks`, (start, end) in
     order, attends to the keys of all of it: to those behind it, too. A block may begin before the segment and must not
     end behind it.
@@ -33,6 +35,17 @@ class Segment:
     pages: Sequence[int]
     blocks: tuple[tuple[int, int], ...] = ()
     parents: tuple[int, ...] = ()
+    first_page: int = 0
+
+    def pages_between(self, first: int, end: int) -> Sequence[int]:
+        """Pages number [first, end). Raises `ValueError` for some that are left out."""
+        if first < self.first_page:
+            raise ValueError(f"page {first} is needed, and pages before {self.first_page} are left out")
+        return self.pages[first - self.first_page : end - self.first_page]
+
+    def first_seen_page(self, page_size: int, window: int | None) -> int:
+        """Number of the page with the first key that the segment's tokens see; `window` None: they see all keys."""
+        return 0 if window is None else max(0, self.start - window + 1) // page_size
 
     def paths(self) -> list[list[int]]:
         """For each token of a tree the tokens that it attends to among the new ones: its path, and itself."""
@@ -59,7 +72,8 @@ class Segment:
 class StepMetadata:
     """One forward pass: its segments, and [tokens] tensors with the page and slot of each new token's K and V.
 
-    `partial_pages` lists the pages that this step begins and does not fill.
+    `partial_pages` lists the pages that this step begins and does not fill. `windowed`: the same step in the slots of a
+    storage that keeps window parts apart; None: all layers are in the pages.
     """
 
     segments: tuple[Segment, ...]
@@ -67,10 +81,18 @@ class StepMetadata:
     token_pages: torch.Tensor
     token_slots: torch.Tensor
     partial_pages: torch.Tensor
+    windowed: StepMetadata | None = None
 
     @property
     def num_tokens(self) -> int:
         return self.token_pages.shape[0]
+
+    def of(self, *, is_apart: bool) -> StepMetadata:
+        """The step in the numbers that a layer counts by: of slots if it `is_apart` from the pages, else of pages."""
+        if not is_apart:
+            return self
+        assert self.windowed is not None, "a step without its window slots"
+        return self.windowed
 
     @property
     def is_decode_only(self) -> bool:
@@ -109,11 +131,12 @@ def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device 
     partial_pages: list[int] = []
     for segment in segments:
         positions = range(segment.start, segment.end)
-        pages += [segment.pages[position // page_size] for position in positions]
+        first_page = segment.first_page
+        pages += [segment.pages[position // page_size - first_page] for position in positions]
         slots += [position % page_size for position in positions]
         last_edge = segment.end // page_size * page_size
         if segment.start <= last_edge < segment.end:
-            partial_pages.append(segment.pages[last_edge // page_size])
+            partial_pages.append(segment.pages[last_edge // page_size - first_page])
     token_pages, token_slots, partial = (int64_tensor(values, device) for values in (pages, slots, partial_pages))
     return StepMetadata(tuple(segments), page_size, token_pages, token_slots, partial)
 

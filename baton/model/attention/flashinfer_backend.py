@@ -1,10 +1,13 @@
 """Paged attention on CUDA through flashinfer. Imported only where there is a GPU; see `docs/gpu.md`.
 
 Written against flashinfer-python 0.7. Its decode wrapper serves steps of single tokens, its prefill wrapper steps with
-chunks. Steps with trees of drafts give it a mask of all their tokens (`custom_mask`): no GPU has run that. There is one
-wrapper of each kind for every distinct (window, softcap) of the layers, planned once a step on the
-page-major HND views of the pool. The torch backend serves sinks, layers whose K and V differ in size, and steps with
-blocks, whose tokens see keys behind them: a chunk with an image of Gemma 3.
+chunks. There is one wrapper of each kind for every distinct (window, softcap) of the layers, planned once a step on the
+page-major HND views of the pool. The torch backend serves sinks, and layers whose K and V differ in size.
+
+Steps with trees of drafts, and chunks with blocks (an image of Gemma 3), whose tokens see keys behind them, give the
+prefill wrapper a mask of all their tokens (`custom_mask`): no GPU has run that. The mask has the window, too, and the
+wrapper gets none, since its plan for a window gives a tile of queries no more keys than `window_left` and its own
+number, too few for a block. So that old keys are not read, a layer with a window has tables that begin with it.
 """
 
 from __future__ import annotations
@@ -30,11 +33,14 @@ from baton.model.attention.base import (
 from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.storage import PageStorage
+from baton.model.to_device import int64_tensor
 
 WORKSPACE_BYTES = 256 * 1024 * 1024
 HEAD_DIMS = frozenset({64, 128, 256})
 MIN_TENSOR_CORE_GROUP = 4
 """Query heads a KV head from which flashinfer recommends tensor cores for single tokens."""
+MAX_MASK_ITEMS = 2**30
+"""Pairs of query and key that a step's mask may have: a byte each until flashinfer packs it, counted in int32 there."""
 
 PlanKey = tuple[int | None, float | None]
 """(window, softcap): layers with equal ones share a plan."""
@@ -78,29 +84,41 @@ class FlashinferAttention:
         self._planned = torch.cuda.Event() if storage.device.type == "cuda" else None
 
     def begin(self, step: StepMetadata) -> None:
-        if step.has_blocks:
+        if step.is_decode_only:  # a block ends with its segment at the latest: its last token sees itself last
+            self._current = self._rows
+            self.plan_decode(self._rows, PageTables.of(step), step.page_size)
+            return
+        has_mask = step.has_trees or step.has_blocks
+        if has_mask and max(_num_mask_items(step, window) for window, _ in self._keys) > MAX_MASK_ITEMS:
             self._current = None
             self._torch.begin(step)
             return
-        tables = PageTables.of(step)
-        if step.is_decode_only:
-            self._current = self._rows
-            self.plan_decode(self._rows, tables, step.page_size)
-            return
         self._current = self._chunks
-        layer = self._layer
-        masks = {"custom_mask": step_mask(step, self._storage.device)} if step.has_trees else {}
         with self._planning():
+            if has_mask:
+                self._plan_masked(step)
+                return
+            tables = PageTables.of(step)
             for (window, softcap), wrapper in self._chunks.items():
-                if masks:
-                    require_no_window(window)
-                wrapper.plan(
-                    *(tables.query_offsets, tables.table_offsets, tables.pages, tables.last_slots),
-                    *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, step.page_size),
-                    causal=not masks,
-                    **masks,
-                    **self._options(window, softcap),
-                )
+                self._plan_chunks(wrapper, tables, step.page_size, causal=True, **self._options(window, softcap))
+
+    def _plan_masked(self, step: StepMetadata) -> None:
+        """Plans the wrappers for chunks with a mask of the step's tokens, one for the layers of each window."""
+        plans: dict[int | None, tuple[PageTables, torch.Tensor]] = {}
+        for (window, softcap), wrapper in self._chunks.items():
+            if window not in plans:
+                plans[window] = PageTables.of(step, window), step_mask(step, self._storage.device, window)
+            tables, mask = plans[window]
+            options = self._options(None, softcap)
+            self._plan_chunks(wrapper, tables, step.page_size, causal=False, custom_mask=mask, **options)
+
+    def _plan_chunks(self, wrapper: Any, tables: PageTables, page_size: int, **options: Any) -> None:
+        layer = self._layer
+        wrapper.plan(
+            *(tables.query_offsets, tables.table_offsets, tables.pages, tables.last_slots),
+            *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, page_size),
+            **options,
+        )
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         if self._current is None:
@@ -201,31 +219,50 @@ class PageTables:
     last_slots: torch.Tensor
 
     @classmethod
-    def of(cls, step: StepMetadata) -> PageTables:
-        """The tables of a step's segments."""
+    def of(cls, step: StepMetadata, window: int | None = None) -> PageTables:
+        """The tables of a step's segments; with `window` each from the page of the first key that it sees."""
         query_offsets, table_offsets = [0], [0]
         pages: list[int] = []
         last_slots: list[int] = []
         for segment in step.segments:
-            num_pages = ceil_div(segment.end, step.page_size)
+            first, end = segment.first_seen_page(step.page_size, window), ceil_div(segment.end, step.page_size)
             query_offsets.append(query_offsets[-1] + segment.num_tokens)
-            table_offsets.append(table_offsets[-1] + num_pages)
-            pages.extend(segment.pages[:num_pages])
-            last_slots.append(segment.end - (num_pages - 1) * step.page_size)
+            table_offsets.append(table_offsets[-1] + end - first)
+            pages.extend(segment.pages_between(first, end))
+            last_slots.append(segment.end - (end - 1) * step.page_size)
         return cls(_int32(query_offsets), _int32(table_offsets), _int32(pages), _int32(last_slots))
 
 
-def step_mask(step: StepMetadata, device: torch.device) -> torch.Tensor:
-    """The `custom_mask` of a step with trees: [queries, keys] of each segment, flat, one after another; bool."""
-    parts = []
+def step_mask(step: StepMetadata, device: torch.device, window: int | None = None) -> torch.Tensor:
+    """The `custom_mask` of a step with trees or blocks: [queries, keys] of each segment, flat, one after another; bool.
+
+    The keys are those of `PageTables.of(step, window)`. Raises `ValueError` for a tree and a window.
+    """
+    mask = torch.empty(_num_mask_items(step, window), dtype=torch.bool, device=device)
+    at = 0
     for segment in step.segments:
-        places = torch.arange(segment.end, device=device)
-        queries = torch.arange(segment.start, segment.end, device=device)
-        mask = places <= queries[:, None]
+        first = segment.first_seen_page(step.page_size, window) * step.page_size
+        places = torch.arange(first, segment.end, device=device)
+        queries = torch.arange(segment.start, segment.end, device=device)[:, None]
+        own = mask[at : at + len(queries) * len(places)].view(len(queries), len(places))
+        at += own.numel()
+        ends = int64_tensor(segment.visible_ends(), device)[:, None] if segment.blocks else queries + 1
+        torch.lt(places, ends, out=own)
+        if window is not None:
+            own &= places > queries - window
         if segment.parents:
-            mask[:, segment.start :] = tree_mask(segment, device)
-        parts.append(mask.flatten())
-    return torch.cat(parts)
+            require_no_window(window)
+            own[:, segment.start :] = tree_mask(segment, device)
+    return mask
+
+
+def _num_mask_items(step: StepMetadata, window: int | None = None) -> int:
+    """Pairs of a query and a key of its segment's table."""
+    page_size = step.page_size
+    return sum(
+        segment.num_tokens * (segment.end - segment.first_seen_page(page_size, window) * page_size)
+        for segment in step.segments
+    )
 
 
 def _int32(values: Sequence[int]) -> torch.Tensor:

@@ -90,5 +90,6 @@ class PagedHandler:
 
     def attend(self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1
-        self.storage.write(call.layer, self.step.token_pages, self.step.token_slots, keys, values)
+        step = self.step.of(is_apart=self.storage.is_apart(call.layer))
+        self.storage.write(call.layer, step.token_pages, step.token_slots, keys, values)
         return self.backend.attend(call)

@@ -36,7 +36,7 @@ def native_supports(kernels: Kernels, layers: Sequence[ObservedLayer], storage: 
     return storage.device.type == "cpu" and supports_dtype(storage.dtype) and fits
 
 
-class _AttentionLayer(ctypes.Structure):
+class NativeAttentionLayer(ctypes.Structure):
     """`AttentionLayer` of src/attention.cpp."""
 
     _fields_ = (
@@ -65,16 +65,15 @@ class _Segments(ctypes.Structure):
     )
 
 
-class _Plan:
+class NativePlan:
     """Segments in the kernels' layout; owns the memory that `struct` points to."""
 
     def __init__(self, segments: Sequence[Segment], page_size: int) -> None:
         pages, first_page = array("i"), array("q")
         for segment in segments:
-            first_page.append(len(pages))
-            pages.extend(segment.pages[: ceil_div(segment.end, page_size)])
+            first_page.append(len(pages) - segment.first_page)  # the kernels count pages from position 0
+            pages.extend(segment.pages_between(segment.first_page, ceil_div(segment.end, page_size)))
         columns = [array("q", [getattr(segment, name) for segment in segments]) for name in _SEGMENT_COLUMNS]
-        self.page_size = page_size
         self.has_trees = any(segment.parents for segment in segments)
         ends = array("q", _flat_ends(segments) if any(segment.blocks for segment in segments) else [])
         parents = array("q", _flat_parents(segments) if self.has_trees else [])
@@ -110,24 +109,58 @@ class NativeAttention:
         self._storage = storage
         self._max_segment_tokens = max_segment_tokens
         self._torch = TorchAttention(storage)
-        self._plan: _Plan | None = None
+        self._plan: NativePlan | None = None
+        self._windowed: NativePlan | None = None  # of layers whose window parts are apart
         self._torch_segments: tuple[Segment, ...] = ()
 
     def begin(self, step: StepMetadata) -> None:
-        limit = self._max_segment_tokens
-        self._torch_segments = tuple(s for s in step.segments if limit is not None and s.num_tokens > limit)
+        self._torch_segments = self._for_torch(step)
+        windowed = step.windowed
         if self._torch_segments:
-            self._torch.begin(replace(step, segments=self._torch_segments))
-        native = (
-            [s for s in step.segments if limit is None or s.num_tokens <= limit]
-            if self._torch_segments
-            else step.segments
+            rest = None if windowed is None else replace(windowed, segments=self._for_torch(windowed))
+            self._torch.begin(replace(step, segments=self._torch_segments, windowed=rest))
+        self._plan = NativePlan(self._for_kernels(step), step.page_size)
+        self._windowed = None if windowed is None else NativePlan(self._for_kernels(windowed), step.page_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of queries."""
+        return self._storage.dtype
+
+    @property
+    def native_plan(self) -> NativePlan | None:
+        """The planned step; None before the first one, and if torch computes a part of it."""
+        return None if self._torch_segments else self._plan
+
+    def native_layer(
+        self, layer: int, num_heads: int, scale: float, window: int | None, softcap: float | None
+    ) -> NativeAttentionLayer:
+        """A layer's call without sinks, for contiguous queries; `query` and `out` are to be set."""
+        keys, values, scales = self._storage.keys(layer), self._storage.values(layer), self._storage.scales
+        num_groups, group_heads, page_size, k_dim = keys.shape[1:]
+        return NativeAttentionLayer(
+            *(None, num_heads * k_dim, k_dim),
+            *(keys.data_ptr(), values.data_ptr()),
+            *((None, None, 0) if scales is None else scales.addresses(layer)),
+            *(keys.stride(0), page_size, group_heads, keys.stride(1)),
+            *(keys.stride(3), values.stride(3)),
+            *(None, num_heads, num_groups * group_heads, k_dim, values.shape[-1]),
+            window or 0,
+            *(None, scale, softcap or 0.0),
         )
-        self._plan = _Plan(native, step.page_size)
+
+    def _for_torch(self, step: StepMetadata) -> tuple[Segment, ...]:
+        limit = self._max_segment_tokens
+        return () if limit is None else tuple([s for s in step.segments if s.num_tokens > limit])
+
+    def _for_kernels(self, step: StepMetadata) -> Sequence[Segment]:
+        limit = self._max_segment_tokens
+        return step.segments if limit is None else [s for s in step.segments if s.num_tokens <= limit]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        assert self._plan is not None, "attend before begin"
-        out = self._attend(call, self._plan)
+        plan = self._windowed if self._storage.is_apart(call.layer) else self._plan
+        assert plan is not None, "attend before begin"
+        out = self._attend(call, plan)
         if self._torch_segments:
             torch_out = self._torch.attend(call)
             for segment in self._torch_segments:
@@ -135,27 +168,19 @@ class NativeAttention:
                 out[place] = torch_out[place]
         return out
 
-    def _attend(self, call: AttentionCall, plan: _Plan) -> torch.Tensor:
+    def _attend(self, call: AttentionCall, plan: NativePlan) -> torch.Tensor:
         if plan.has_trees:
             require_no_window(call.window)
-        keys, values = self._storage.keys(call.layer), self._storage.values(call.layer)
-        scales, dtype = self._storage.scales, self._storage.dtype
-        num_groups, group_heads = keys.shape[1:3]
+        dtype = self._storage.dtype
         query = call.query.to(dtype)
         if query.stride(-1) != 1:
             query = query.contiguous()
         sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
-        out = query.new_empty(*query.shape[:2], values.shape[-1])
-        layer = _AttentionLayer(
-            *(query.data_ptr(), query.stride(0), query.stride(1)),
-            *(keys.data_ptr(), values.data_ptr()),
-            *((None, None, 0) if scales is None else scales.addresses(call.layer)),
-            *(keys.stride(0), plan.page_size, group_heads, keys.stride(1)),
-            *(keys.stride(3), values.stride(3)),
-            *(out.data_ptr(), query.shape[1], num_groups * group_heads, keys.shape[-1], values.shape[-1]),
-            call.window or 0,
-            *(None if sinks is None else sinks.data_ptr(), call.scale, call.softcap or 0.0),
-        )
+        layer = self.native_layer(call.layer, query.shape[1], call.scale, call.window, call.softcap)
+        out = query.new_empty(*query.shape[:2], layer.v_dim)
+        layer.query, layer.out = query.data_ptr(), out.data_ptr()
+        layer.query_token_stride, layer.query_head_stride = query.stride(0), query.stride(1)
+        layer.sinks = None if sinks is None else sinks.data_ptr()
         self._kernels.attend(dtype is torch.bfloat16, ctypes.addressof(layer), ctypes.addressof(plan.struct))
         return out.to(call.query.dtype)
 

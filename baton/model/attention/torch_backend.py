@@ -57,7 +57,7 @@ class TorchAttention:
     def __init__(self, storage: PageStorage, first_key: int = 0) -> None:
         self._storage = storage
         self._first_key = first_key
-        self._plans: dict[int | None, WindowPlan] = {}
+        self._plans: dict[tuple[int | None, bool], WindowPlan] = {}  # by window and place of the layers
         self._step: StepMetadata | None = None
 
     def begin(self, step: StepMetadata) -> None:
@@ -65,7 +65,7 @@ class TorchAttention:
         self._plans.clear()
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        plan = self._plan(call.window)
+        plan = self._plan(call)
         v_head_dim = self._storage.geometry.layers[call.layer].v_head_dim
         out = call.query.new_empty(*call.query.shape[:2], v_head_dim)
         for group in plan.groups:
@@ -80,14 +80,15 @@ class TorchAttention:
             out[place] = attend_chunk(call, call.query[place], keys, values, *places, chunk.tree)
         return out
 
-    def _plan(self, window: int | None) -> WindowPlan:
-        if window not in self._plans:
+    def _plan(self, call: AttentionCall) -> WindowPlan:
+        key = call.window, self._storage.is_apart(call.layer)
+        if key not in self._plans:
             assert self._step is not None, "attend before begin"
-            self._plans[window] = self._make_plan(self._step, window)
-        return self._plans[window]
+            self._plans[key] = self._make_plan(self._step.of(is_apart=key[1]), *key)
+        return self._plans[key]
 
-    def _make_plan(self, step: StepMetadata, window: int | None) -> WindowPlan:
-        spans = [_span(segment, step.page_size, window) for segment in step.segments]
+    def _make_plan(self, step: StepMetadata, window: int | None, is_apart: bool) -> WindowPlan:
+        spans = [_span(segment, step.page_size, window, is_apart) for segment in step.segments]
         rows = [span for span in spans if span.segment.num_tokens == 1]
         return WindowPlan(
             tuple(self._group(members, step.page_size, window) for members in _cut_groups(rows)),
@@ -101,7 +102,8 @@ class TorchAttention:
         if segment.parents:
             require_no_window(window)
             tree = tree_mask(segment, self._storage.device)
-        return Chunk(segment, self._select([span.pages]), span.first_page * page_size, ends, tree)
+        pages = self._select([span.pages], span.is_apart)
+        return Chunk(segment, pages, span.first_page * page_size, ends, tree)
 
     def _group(self, members: Sequence[_Span], page_size: int, window: int | None) -> RowGroup:
         """Groups `members`, longest first. Shorter tables repeat their first page, which the bias masks."""
@@ -118,25 +120,30 @@ class TorchAttention:
         bias = torch.zeros(hidden.shape, dtype=self._storage.dtype).masked_fill_(hidden, -torch.inf)
         rows = torch.tensor([span.segment.offset for span in members])
         device = self._storage.device
-        return RowGroup(rows.to(device), self._select(tables), bias[:, None, None].to(device))
+        pages = self._select(tables, members[0].is_apart)
+        return RowGroup(rows.to(device), pages, bias[:, None, None].to(device))
 
-    def _select(self, tables: Sequence[Sequence[int]]) -> PageSelection:
-        return self._storage.select(torch.tensor(tables, dtype=torch.int64, device=self._storage.device))
+    def _select(self, tables: Sequence[Sequence[int]], is_apart: bool) -> PageSelection:
+        pages = torch.tensor(tables, dtype=torch.int64, device=self._storage.device)
+        return self._storage.select(pages, is_apart=is_apart)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The pages of a segment inside the window: the table from `first_page` to the last page in use."""
+    """The pages of a segment inside the window: the table from `first_page` to the last page in use.
+
+    `is_apart`: they are slots of window parts.
+    """
 
     segment: Segment
     first_page: int
     pages: list[int]
+    is_apart: bool
 
 
-def _span(segment: Segment, page_size: int, window: int | None) -> _Span:
-    oldest = 0 if window is None else max(0, segment.start - window + 1)
-    first_page, end_page = oldest // page_size, ceil_div(segment.end, page_size)
-    return _Span(segment, first_page, list(segment.pages[first_page:end_page]))
+def _span(segment: Segment, page_size: int, window: int | None, is_apart: bool) -> _Span:
+    first_page, end_page = segment.first_seen_page(page_size, window), ceil_div(segment.end, page_size)
+    return _Span(segment, first_page, list(segment.pages_between(first_page, end_page)), is_apart)
 
 
 def _cut_groups(rows: Sequence[_Span]) -> Iterator[list[_Span]]:

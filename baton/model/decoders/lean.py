@@ -15,9 +15,11 @@ from torch.nn.functional import embedding
 
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.attention.layers import ObservedLayer
+from baton.model.attention.window_slots import clear_partial_pages
 from baton.model.decoders.base import LogitsReader, read_in_parts
 from baton.model.decoders.capture import HiddenCapture
 from baton.model.decoders.lean_weights import ExpertFeedForward, GatedFeedForward, LeanModel
+from baton.model.decoders.native_layers import NativeLayers, make_native_layers
 from baton.model.decoders.ops import Ops, RopeTable
 from baton.model.decoders.rotary_axes import rows_by_axes
 from baton.model.storage import PageStorage
@@ -47,6 +49,7 @@ class LeanDecoder:
         self._scale = _embedding_scale(model)
         axes, device = model.feature_axes, model.embedding.device
         self._axes = None if axes is None else torch.tensor(axes, device=device)
+        self._native: NativeLayers | None = None
 
     def forward(
         self,
@@ -70,8 +73,7 @@ class LeanDecoder:
 
     def clear_partial_pages(self, step: StepMetadata) -> None:
         """Zeros the pages that a step begins and does not fill. The first part of `forward`, before the plan."""
-        if step.partial_pages.numel():
-            self._storage.clear(step.partial_pages)
+        clear_partial_pages(step, self._storage)
 
     def compute(
         self,
@@ -89,7 +91,7 @@ class LeanDecoder:
     def with_backend(self, backend: AttentionBackend) -> LeanDecoder:
         """This decoder with another backend over its storage. Weights and tables are shared."""
         other = copy.copy(self)
-        other._backend = backend
+        other._backend, other._native = backend, None
         return other
 
     @property
@@ -124,7 +126,12 @@ class LeanDecoder:
         residual = self._embed(input_ids, embeds)  # [tokens, hidden_size]
         deep = () if embeds is None else embeds.deep  # of fewer layers than there are
         hidden = self._ops.rms_norm(residual, layers[0].attention_norm, self._model.spec.eps)
-        for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+        native = self._native_layers(hidden) if capture is None and not deep and ropes is self._ropes else None
+        if native is not None:
+            native.run(hidden, residual, positions, step)
+        first = 0 if native is None else native.num_layers
+        for index in range(first, len(layers)):
+            layer, next_norm = layers[index], norms[index]
             if capture is not None and index in taken:
                 capture.add(residual.clone())
             query = self._rope_and_write_kv(index, layer.qkv(hidden), ropes[index], positions, step, query)
@@ -140,6 +147,13 @@ class LeanDecoder:
             capture.add(hidden)
             hidden = hidden[keep]
         return hidden
+
+    def _native_layers(self, hidden: torch.Tensor) -> NativeLayers | None:
+        """Those that compute the planned step in one call; None: there are none for it."""
+        if self._native is None or not self._native.is_current:
+            parts = self._model, self._observed, self._storage, self._ropes
+            self._native = make_native_layers(*parts, self._backend, self._ops)
+        return self._native if self._native is not None and self._native.usable_for(hidden) else None
 
     def _add(
         self, change: torch.Tensor, own_norm: torch.Tensor | None, residual: torch.Tensor, next_norm: torch.Tensor

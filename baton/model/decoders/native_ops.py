@@ -15,8 +15,8 @@ from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.storage import PageStorage
 
 
-class _RopeParams(ctypes.Structure):
-    """`RopeParams` of kernels/src/ops.cpp."""
+class RopeParams(ctypes.Structure):
+    """`RopeParams` of kernels/src/rope_params.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
@@ -33,6 +33,11 @@ class NativeOps:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels that compute."""
+        return self._kernels
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
@@ -58,22 +63,14 @@ class NativeOps:
     ) -> torch.Tensor:
         if out is None:
             out = qkv.new_empty(qkv.shape[0], heads.num_heads, heads.head_dim)
-        keys, values, scales = storage.keys(layer), storage.values(layer), storage.scales
-        weights = () if norms is None else (norms.query, norms.key)
-        pages = (keys[0, 0], values[0, 0]) if scales is None else ()
-        _require(qkv.dtype, qkv, out, *pages)
-        _require(torch.float32, rope.cos, rope.sin, *weights)
-        _require(torch.int64, positions, step.token_pages, step.token_slots)
-        rope_params = _RopeParams(
-            *(heads.num_heads, heads.num_kv_heads, heads.head_dim, rope.rotary_dim),
-            *(rope.cos.data_ptr(), rope.sin.data_ptr(), *(weight.data_ptr() for weight in weights)),
-            *(() if norms else (None, None)),
-            *(0.0 if norms is None else norms.eps, step.page_size),
-            *(keys.stride(0), keys.shape[2], keys.stride(1)),
-            *((None, None, 0) if scales is None else scales.addresses(layer)),
-        )
+        keys, values = storage.keys(layer), storage.values(layer)
+        step = step.of(is_apart=storage.is_apart(layer))
+        pages = (keys[0, 0], values[0, 0]) if storage.scales is None else ()
+        require_dtype(qkv.dtype, qkv, out, *pages)
+        require_dtype(torch.int64, positions, step.token_pages, step.token_slots)
+        params = rope_params(rope, heads, norms, storage, layer)
         self._kernels.rope_and_write_kv(
-            *(qkv.dtype is torch.bfloat16, ctypes.addressof(rope_params), qkv.data_ptr(), positions.data_ptr()),
+            *(qkv.dtype is torch.bfloat16, ctypes.addressof(params), qkv.data_ptr(), positions.data_ptr()),
             *(step.token_pages.data_ptr(), step.token_slots.data_ptr(), qkv.shape[0]),
             *(keys.data_ptr(), values.data_ptr(), out.data_ptr()),
         )
@@ -85,7 +82,7 @@ class NativeOps:
         num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
         if out is None:
             out = gate_up.new_empty(num_tokens, width)
-        _require(gate_up.dtype, gate_up, out)
+        require_dtype(gate_up.dtype, gate_up, out)
         is_gelu = activation is Activation.GELU_TANH
         is_bfloat16 = gate_up.dtype is torch.bfloat16
         self._kernels.act_and_mul(is_bfloat16, is_gelu, gate_up.data_ptr(), num_tokens, width, out.data_ptr())
@@ -96,14 +93,31 @@ class NativeOps:
     ) -> torch.Tensor:
         if out is None:
             out = torch.empty_like(x)
-        _require(torch.float32, weight)
-        _require(x.dtype, x, out, *(() if residual is None else (residual,)))
+        require_dtype(torch.float32, weight)
+        require_dtype(x.dtype, x, out, *(() if residual is None else (residual,)))
         num_features = x.shape[-1]
         self._kernels.rms_norm(
             *(x.dtype is torch.bfloat16, x.data_ptr(), None if residual is None else residual.data_ptr()),
             *(weight.data_ptr(), eps, x.numel() // num_features, num_features, out.data_ptr()),
         )
         return out
+
+
+def rope_params(
+    rope: RopeTable, heads: HeadShape, norms: QkNorm | None, storage: PageStorage, layer: int
+) -> RopeParams:
+    """One layer's rotary embedding over `storage`. Raises `ValueError` for tensors of another dtype than float32."""
+    keys, scales = storage.keys(layer), storage.scales
+    weights = () if norms is None else (norms.query, norms.key)
+    require_dtype(torch.float32, rope.cos, rope.sin, *weights)
+    return RopeParams(
+        *(heads.num_heads, heads.num_kv_heads, heads.head_dim, rope.rotary_dim),
+        *(rope.cos.data_ptr(), rope.sin.data_ptr(), *(weight.data_ptr() for weight in weights)),
+        *(() if norms else (None, None)),
+        *(0.0 if norms is None else norms.eps, keys.shape[3]),
+        *(keys.stride(0), keys.shape[2], keys.stride(1)),
+        *((None, None, 0) if scales is None else scales.addresses(layer)),
+    )
 
 
 def choose_ops(storage: PageStorage, kernels: Kernels | None = None) -> Ops:
@@ -113,7 +127,8 @@ def choose_ops(storage: PageStorage, kernels: Kernels | None = None) -> Ops:
     return TorchOps()
 
 
-def _require(dtype: torch.dtype, *tensors: torch.Tensor) -> None:
+def require_dtype(dtype: torch.dtype, *tensors: torch.Tensor) -> None:
+    """Raises `ValueError` for a tensor that the kernels cannot take as one of `dtype`."""
     for tensor in tensors:
         if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
             raise ValueError(f"kernels take contiguous {dtype} on the CPU, not {tensor.dtype} {tuple(tensor.shape)}")

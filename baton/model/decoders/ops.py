@@ -142,6 +142,7 @@ class TorchOps:
             normed = (_norm_heads(query, norms.query, norms.eps), _norm_heads(keys, norms.key, norms.eps))
             turned = torch.cat(normed, dim=1)
         rotated = _rotate(turned, rope, positions)
+        step = step.of(is_apart=storage.is_apart(layer))
         storage.write(layer, step.token_pages, step.token_slots, rotated[:, heads.num_heads :].to(qkv.dtype), values)
         return _into(out, rotated[:, : heads.num_heads], qkv.dtype).contiguous()
 

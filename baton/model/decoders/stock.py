@@ -17,6 +17,7 @@ from baton.domain.errors import Broken
 from baton.model.attention.base import AttentionBackend, StepMetadata
 from baton.model.attention.hf_hook import PagedHandler, use_handler
 from baton.model.attention.layers import ObservedLayer
+from baton.model.attention.window_slots import clear_partial_pages
 from baton.model.decoders.base import LogitsReader, read_in_parts
 from baton.model.decoders.capture import HiddenCapture
 from baton.model.storage import PageStorage
@@ -52,8 +53,7 @@ class StockDecoder:
         capture: HiddenCapture | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`. Raises `Broken` if a layer was skipped."""
-        if step.partial_pages.numel():
-            self._storage.clear(step.partial_pages)
+        clear_partial_pages(step, self._storage)
         self._backend.begin(step)
         handler = PagedHandler(self._storage, self._backend, step)
         with use_handler(handler), torch.inference_mode():

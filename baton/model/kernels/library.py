@@ -42,6 +42,7 @@ class Kernels:
     linear: Callable[..., None]
     linear_int8: Callable[..., None]
     attend: Callable[..., None]
+    run_layers: Callable[..., None]
     argmax: Callable[..., None]
     mask: Callable[..., None]
     sample: Callable[..., None]
@@ -85,6 +86,7 @@ def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
         linear=_function(library, "linear", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
         linear_int8=_function(library, "linear_int8", _BOOL, *[_ADDRESS] * 3, _INT),
         attend=_function(library, "attend", _BOOL, _ADDRESS, _ADDRESS),
+        run_layers=_function(library, "run_layers", _ADDRESS, _INT, _ADDRESS),
         argmax=_function(library, "argmax", _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
         set_threads=_function(library, "set_threads", _INT),
         join_lease=_function(library, "join_lease", _ADDRESS, _INT),

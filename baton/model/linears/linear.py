@@ -45,6 +45,11 @@ class Linear:
         self._packed: PackedLinear | None = None
         self._quantized: Int8Linear | None = None
 
+    @property
+    def panels(self) -> PanelLinear | None:
+        """The product that a call computes, if it is the native kernels' with panels."""
+        return self._packed if isinstance(self._packed, PanelLinear) else None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed(x)

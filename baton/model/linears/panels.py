@@ -47,6 +47,11 @@ class PanelLinear:
         """[out_features, in_features] of the plain weight."""
         return self._shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weight, and of rows."""
+        return self._panels.dtype
+
     def weight(self) -> torch.Tensor:
         """A plain copy, bit for bit."""
         return unpack_panels(self._panels, self._shape[0])

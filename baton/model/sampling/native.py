@@ -6,6 +6,7 @@ Used where the logits are on the CPU. Filters are those of `baton.model.sampling
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -29,6 +30,15 @@ class NativeSampler:
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
         is_bfloat16 = logits.dtype is torch.bfloat16
         self._kernels.argmax(is_bfloat16, logits.data_ptr(), *logits.shape, tokens.data_ptr())
+        return tokens
+
+    def read_argmax(self, logits: torch.Tensor) -> Sequence[int]:
+        """`argmax`, as numbers."""
+        logits = _readable(logits)
+        num_rows, vocab_size = logits.shape
+        tokens = array("q", [0]) * num_rows
+        is_bfloat16 = logits.dtype is torch.bfloat16
+        self._kernels.argmax(is_bfloat16, logits.data_ptr(), num_rows, vocab_size, tokens.buffer_info()[0])
         return tokens
 
     def mask(self, logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
@@ -60,4 +70,5 @@ class NativeSampler:
 def _readable(logits: torch.Tensor) -> torch.Tensor:
     if not logits.is_cpu or logits.dim() != 2:
         raise ValueError(f"kernels sample from [rows, vocab_size] on the CPU, not {tuple(logits.shape)}")
-    return (logits if supports_dtype(logits.dtype) else logits.float()).contiguous()
+    logits = logits if supports_dtype(logits.dtype) else logits.float()
+    return logits if logits.is_contiguous() else logits.contiguous()

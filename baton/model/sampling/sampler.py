@@ -84,6 +84,28 @@ class SampleResult:
         return tuple(SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSamples:
+    """Sampled tokens without logprobs that are on the host already: a `SampleResult` for fewer calls into torch."""
+
+    ids: Sequence[int]
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[rows], int64, on the CPU."""
+        return int64_tensor(self.ids)
+
+    @property
+    def logprobs(self) -> None:
+        """None: there are none."""
+        return None
+
+    def read(self) -> tuple[SampledToken, ...]:
+        """See `SampleResult.read`."""
+        return tuple([SampledToken(token) for token in self.ids])
+
+
+Samples = SampleResult | ReadSamples
 Masks = Mapping[int, MaskRow | None]
 
 
@@ -92,6 +114,10 @@ class SamplerBackend(Protocol):
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Argmax of each row; ties go to the lowest token id."""
+        ...
+
+    def read_argmax(self, logits: torch.Tensor) -> Sequence[int] | None:
+        """`argmax`, read by the host; None where that would wait for a device or is not cheaper."""
         ...
 
     def mask(self, logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
@@ -108,6 +134,9 @@ class TorchSampler:
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
+
+    def read_argmax(self, logits: torch.Tensor) -> Sequence[int] | None:
+        return None
 
     def mask(self, logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
         mask_logits(logits, masks)
@@ -126,7 +155,7 @@ def sample_tokens(
     rows: Sequence[SamplingRow],
     sampler: SamplerBackend = _TORCH,
     masks: Masks | None = None,
-) -> SampleResult:
+) -> Samples:
     """Samples one token for each row of `logits` [rows, vocab_size] without waiting for their device.
 
     Ties of greedy rows go to the lowest token id. `masks`: by row, bits of 32-bit words, one for each token that may
@@ -138,8 +167,18 @@ def sample_tokens(
         raise Broken("a constrained row has no mask")
     if not rows:
         return SampleResult(logits.new_empty(0, dtype=torch.int64), None)
+    if not masks and all([_takes_best(row) for row in rows]):
+        best = sampler.read_argmax(logits)
+        if best is not None:
+            return ReadSamples(best)
     tokens = _tokens(logits, rows, sampler, masks)
     return SampleResult(tokens, _logprobs(logits, tokens, rows))
+
+
+def _takes_best(row: SamplingRow) -> bool:
+    """True if an unmasked row's token is the argmax of its raw logits and nothing else is asked for."""
+    sampling = row.sampling
+    return sampling.greedy and sampling.logprobs is None and not changes_logits(sampling, row.banned)
 
 
 def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend, masks: Masks) -> torch.Tensor:

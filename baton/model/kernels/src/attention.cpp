@@ -3,18 +3,23 @@
 //
 // The unit of work is a tile: the query heads that share one KV head, of one or more adjacent tokens of one segment.
 // A tile reads each of its keys and values once for all its queries, kTileKeys at a time, and keeps the running maximum
-// and sum of every query's softmax (online softmax: arXiv:1805.02867, arXiv:2205.14135). Sums are float.
-// A tile of few queries multiplies keys and values where they are in the page (small_m.h). A tile of many packs them
-// first, keys transposed, and then runs a register-blocked GEMM (packed_gemm.h). Where the CPU has dot products of
-// bfloat16 pairs, softmax weights are rounded to bfloat16 for them. Keys and values of int8 pages become numbers of the
-// query's type as they are found, a tile at a time.
+// and sum of every query's softmax (online_softmax.h: arXiv:1805.02867, arXiv:2205.14135). Sums are float.
+// A tile of very few queries multiplies keys and values where they are in the page (small_m.h), one of a few transposes
+// them in registers (register_gemm.h). A tile of many packs them first and then runs a register-blocked GEMM
+// (packed_gemm.h), with the same bits. Where the CPU has dot products of bfloat16 pairs, softmax weights are rounded to
+// bfloat16 for them. Keys and values of int8 pages become numbers of the query's type as they are found, a tile at a
+// time.
 // Called through `baton/model/attention/native_backend.py`, which has checked shapes, types and strides.
 #include <algorithm>
 #include <cmath>
 
 #include "attention_step.h"
+#include "attention_tiles.h"
+#include "online_softmax.h"
 #include "packed_gemm.h"
+#include "page_rows.h"
 #include "prefetcher.h"
+#include "register_gemm.h"
 #include "small_m.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -22,9 +27,10 @@
 namespace {
 
 constexpr int kTileKeys = 64;
+static_assert(kTileKeys <= PageRows::kMaxRestored);
 constexpr int kMaxRowTokens = 16;     // longest segment that is a row: its tokens get the bits that each gets alone
-constexpr int kMaxTileQueries = 192;  // of a prompt chunk: queries, sums and scores then stay in the second cache
-constexpr float kLog2E = 1.44269504088896341f;
+constexpr int kMaxTileQueries = 256;  // of a prompt chunk: queries and sums then stay in the second cache
+constexpr int kBlockQueries = 24;     // of such a tile: scores then stay in the first cache; a multiple of kMr
 
 BATON_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 BATON_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -39,7 +45,7 @@ class Tile {
           group_(layer.num_heads / layer.num_kv_heads),
           max_tokens_(max_of(1, kMaxTileQueries / group_)),
           num_k_steps_(layer.k_dim / W::kElements),
-          score_scale_(layer.softcap > 0.0f ? layer.scale / layer.softcap : layer.scale * kLog2E) {
+          scale_{layer.softcap > 0.0f ? layer.scale / layer.softcap : layer.scale * kLog2E, layer.softcap} {
         const int64_t n = max_tokens_ * group_;
         const int64_t num_packed_values = W::kIsPacked ? 0 : kTileKeys / W::kElements * layer.v_dim;
         const int64_t num_packed_keys = kTileKeys * round_up(num_k_steps_, kWidth);
@@ -66,8 +72,8 @@ class Tile {
 
     // Attention of `num_tokens` tokens for one KV head: flat from `token_offset`, at positions from `position`. `ends`:
     // one past the last key that each of them sees; null: its own.
-    // The tokens of a row get the bits that each gets alone: neither the path nor the edges of key tiles depend on how
-    // many there are.
+    // The tokens of a row get the bits that each gets alone, and those of a chunk the bits that they get in tiles of any
+    // size: neither the path nor the edges of key tiles depend on how many there are.
     void attend(const int32_t* pages, const int64_t* ends, int64_t token_offset, int64_t position, int64_t num_tokens,
                 int64_t kv_head, bool is_row) {
         begin(pages, ends, token_offset, position, num_tokens, kv_head, is_row);
@@ -83,10 +89,8 @@ class Tile {
             num_next_keys_ = layer_.key_scales ? 0 : min_of(step, end - key - num_keys);
             find_tile(key + num_unseen, num_keys - num_unseen, num_unseen);
             for (int64_t i = 0; i < num_unseen; i++) keys_[i] = keys_[num_unseen], values_[i] = values_[num_unseen];
-            find_rows(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
-            score(num_keys);
-            softmax(key, num_keys);
-            add_values(num_keys, key == first);
+            rows_.find(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
+            add_tile(key, num_keys, key == first);
         }
         store_outputs(token_offset, num_tokens);
     }
@@ -101,10 +105,8 @@ class Tile {
         for (int64_t key = 0; key < num_shared; key += step) {
             num_next_keys_ = layer_.key_scales || key + step == num_shared ? 0 : step;
             find_tile(key, step, 0);
-            find_rows(layer_.keys, layer_.key_slot_stride, key + step, num_next_keys_, next_keys_);
-            score(step);
-            softmax(key, step);
-            add_values(step, key == 0);
+            rows_.find(layer_.keys, layer_.key_slot_stride, key + step, num_next_keys_, next_keys_);
+            add_tile(key, step, key == 0);
         }
         num_next_keys_ = 0, num_queries_ = group_;
         for (int64_t token = 0; token < num_tokens; token++) {
@@ -119,9 +121,7 @@ class Tile {
                 if (num_before) find_tile(key, num_before, 0);
                 for (int64_t i = num_before; i < num_keys; i++)
                     find_tile(tree.start + path[key + i - tree.start], 1, i);
-                score(num_keys);
-                softmax(key, num_keys);
-                add_values(num_keys, key == 0);
+                add_tile(key, num_keys, key == 0);
             }
             advance(1);
         }
@@ -133,26 +133,24 @@ class Tile {
     using W = Packing<T>;
     const AttentionLayer& layer_;
     const int64_t group_, max_tokens_, num_k_steps_;
-    const float score_scale_;  // of a product, to be capped, or to be the exponent of two
-    const int32_t* pages_;
+    const ScoreScale scale_;
+    PageRows rows_;
     const int64_t* ends_;
     int64_t position_, num_queries_, kv_head_;
-    bool is_small_m_;  // true: keys and values are multiplied in place; false: they are packed first
+    bool is_small_m_;  // keys and values are multiplied in place; else they are transposed in registers or packed
     float *query_, *sums_, *scores_;       // [queries, num_k_steps_], [queries, v_dim], [queries, kTileKeys]
     float *row_sums_, *row_max_;           // [queries, kWidth], [queries]: running softmax sum and maximum
     float *packed_keys_, *packed_values_;  // [padded k steps, kTileKeys], [kTileKeys / W::kElements, v_dim]
     T* restored_;  // [kTileKeys, k_dim] and [kTileKeys, v_dim] of int8 pages
-    int64_t group_offset_, first_slot_;  // of this KV head: elements to its head group, and slots before it there
     const T *keys_[kTileKeys], *values_[kTileKeys];
-    const T* next_keys_[kTileKeys];  // keys of the next tile
+    const T *next_keys_[kTileKeys], *next_values_[kTileKeys];  // of the next tile; values: where this one is packed
     int64_t num_next_keys_;
 
     void begin(const int32_t* pages, const int64_t* ends, int64_t token_offset, int64_t position, int64_t num_tokens,
                int64_t kv_head, bool is_row) {
-        pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head, ends_ = ends;
-        is_small_m_ = (is_row ? group_ : num_queries_) <= W::kMaxSmallM;
-        group_offset_ = kv_head / layer_.group_heads * layer_.group_stride;
-        first_slot_ = kv_head % layer_.group_heads * layer_.page_size;
+        position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head, ends_ = ends;
+        is_small_m_ = is_row && group_ <= W::kMaxSmallM;
+        rows_ = PageRows(layer_, pages, kv_head);
         prepare(token_offset, num_tokens);
     }
 
@@ -165,7 +163,7 @@ class Tile {
     // Makes the queries `num_tokens` further on the first ones.
     void advance(int64_t num_tokens) {
         const int64_t n = num_tokens * group_;
-        query_ += n * num_k_steps_, sums_ += n * layer_.v_dim, scores_ += n * kTileKeys;
+        query_ += n * num_k_steps_, sums_ += n * layer_.v_dim;
         row_sums_ += n * kWidth, row_max_ += n;
     }
 
@@ -192,50 +190,59 @@ class Tile {
         if (layer_.key_scales) {
             T* restored_keys = restored_ + first * layer_.k_dim;
             T* restored_values = restored_ + kTileKeys * layer_.k_dim + first * layer_.v_dim;
-            restore_rows(layer_.keys, layer_.key_slot_stride, layer_.key_scales, position, num_rows, layer_.k_dim,
-                         restored_keys, keys);
-            restore_rows(layer_.values, layer_.value_slot_stride, layer_.value_scales, position, num_rows,
-                         layer_.v_dim, restored_values, values);
+            rows_.restore(layer_.keys, layer_.key_slot_stride, layer_.key_scales, position, num_rows, layer_.k_dim,
+                          restored_keys, keys);
+            rows_.restore(layer_.values, layer_.value_slot_stride, layer_.value_scales, position, num_rows,
+                          layer_.v_dim, restored_values, values);
             return;
         }
-        find_rows(layer_.keys, layer_.key_slot_stride, position, num_rows, keys);
-        find_rows(layer_.values, layer_.value_slot_stride, position, num_rows, values);
+        rows_.find(layer_.keys, layer_.key_slot_stride, position, num_rows, keys);
+        rows_.find(layer_.values, layer_.value_slot_stride, position, num_rows, values);
     }
 
-    // Rows of int8 pages times their scales, in `to` [num_rows, dim].
-    void restore_rows(const void* tensor, int64_t stride, const float* scales, int64_t position, int64_t num_rows,
-                      int64_t dim, T* to, const T** rows) const {
-        const int8_t* stored[kTileKeys];
-        find_rows(tensor, stride, position, num_rows, stored);
-        for (int64_t i = 0; i < num_rows; i++, position++, to += dim) {
-            const int64_t page = pages_[position / layer_.page_size], slot = position % layer_.page_size;
-            const float scale = scales[page * layer_.scale_page_stride + kv_head_ * layer_.page_size + slot];
-            for (int64_t d = 0; d < dim; d += kWidth) store(to + d, load(stored[i] + d) * scale);
-            rows[i] = to;
-        }
-    }
-
-    // Pointers to this KV head's rows, as they are stored.
-    template <typename E>
-    void find_rows(const void* tensor, int64_t stride, int64_t position, int64_t num_rows, const E** rows) const {
-        const E* head = (const E*)tensor + group_offset_ + first_slot_ * stride;
-        const int32_t* page = pages_ + position / layer_.page_size;
-        for (int64_t slot = position % layer_.page_size, i = 0; i < num_rows; slot = 0, page++) {
-            const E* row = head + *page * layer_.page_stride + slot * stride;
-            for (; slot < layer_.page_size && i < num_rows; slot++, i++, row += stride) rows[i] = row;
-        }
-    }
-
-    // For few queries: a tile's values are prefetched while its scores are computed, the next tile's keys during softmax.
     static void prefetch_rows(const T* const* rows, int64_t first, int64_t last, int64_t dim) {
         for (int64_t i = first; i < last; i++)
-            for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(rows[i] + d);
+            for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(T)) prefetch_line(rows[i] + d);
     }
 
-    SmallMQueries small_m() const { return {query_, num_k_steps_, scores_, kTileKeys}; }
+    // The part of the next tile that falls to queries [q, last) of this one.
+    void prefetch_next(const T* const* rows, int64_t dim, int64_t q, int64_t last) const {
+        prefetch_rows(rows, q * num_next_keys_ / num_queries_, last * num_next_keys_ / num_queries_, dim);
+    }
+
+    // Adds a tile, `num_keys` keys from `key` on, to the softmax and the sums of all queries.
+    void add_tile(int64_t key, int64_t num_keys, bool is_first) {
+        const int64_t padded = round_up(num_keys, kWidth);
+        for (int64_t i = num_keys; i < padded; i++) keys_[i] = keys_[num_keys - 1];
+        if (!is_small_m_ && !fits_registers<T>(num_queries_, layer_.k_dim)) {
+            add_packed_tile(key, num_keys, is_first);
+            return;
+        }
+        score(num_keys, padded);
+        softmax(key, num_keys, 0, num_queries_);
+        add_values(num_keys, is_first);
+    }
+
+    // Queries go in blocks: scores stay in the L1 cache, and the CPU begins a block's softmax while it ends products.
+    void add_packed_tile(int64_t key, int64_t num_keys, bool is_first) {
+        for (int64_t i = 0; i < num_keys; i += kWidth)
+            pack_transposed(keys_ + i, layer_.k_dim, packed_keys_ + i, kTileKeys);
+        pack_values(num_keys);
+        rows_.find(layer_.values, layer_.value_slot_stride, key + num_keys, num_next_keys_, next_values_);
+        const auto row_of = [this](int64_t k) { return packed_keys_ + k * kTileKeys; };
+        for (int64_t q = 0, n; q < num_queries_; q += n) {
+            n = num_queries_ - q < 2 * kBlockQueries ? num_queries_ - q : kBlockQueries;
+            prefetch_next(next_keys_, layer_.k_dim, q, q + n);
+            const AOperand queries{query_ + q * num_k_steps_, num_k_steps_, num_k_steps_};
+            gemm<T>(queries, n, row_of, round_up(num_keys, kNr), {scores_, kTileKeys, true});
+            softmax(key, num_keys, q, q + n);
+            prefetch_next(next_values_, layer_.v_dim, q, q + n);
+            add_packed_values(num_keys, q, n, is_first);
+        }
+    }
 
     // Scores past `num_keys` are garbage; `softmax` masks them.
-    void score(int64_t num_keys) {
+    void score(int64_t num_keys, int64_t padded) {
         if (is_small_m_) {
             const auto prefetch_values = [this, num_keys](int64_t key) {
                 prefetch_rows(values_, key, min_of(key + kWidth, num_keys), layer_.v_dim);
@@ -243,101 +250,93 @@ class Tile {
             small_m_scores(small_m(), num_queries_, keys_, num_keys, layer_.k_dim, prefetch_values);
             return;
         }
-        const int64_t padded = round_up(num_keys, kWidth);
-        for (int64_t key = num_keys; key < padded; key++) keys_[key] = keys_[num_keys - 1];
-        for (int64_t key = 0; key < padded; key += kWidth)
-            pack_transposed(keys_ + key, layer_.k_dim, packed_keys_ + key, kTileKeys);
-        Prefetcher<T> prefetcher(values_, num_keys, layer_.v_dim, num_b_rows(num_k_steps_));
-        const auto row_of = [this, &prefetcher](int64_t k) {
-            prefetcher.prefetch_step();
-            return packed_keys_ + k * kTileKeys;
-        };
-        const AOperand queries{query_, num_k_steps_, num_k_steps_};
-        gemm<T>(queries, num_queries_, row_of, round_up(num_keys, kNr), {scores_, kTileKeys, true});
+        Prefetcher<T> prefetcher(values_, num_keys, layer_.v_dim, padded / kWidth * num_k_steps_);
+        with_constant(num_queries_, [&](auto count) {
+            register_scores<T, count>({query_, num_k_steps_, num_k_steps_}, keys_, padded, layer_.k_dim,
+                                      {scores_, kTileKeys, true}, [&prefetcher] { prefetcher.prefetch_step(); });
+        });
     }
 
-    // B rows that a GEMM of these queries reads, at least.
-    int64_t num_b_rows(int64_t num_steps) const { return (num_queries_ + kMr - 1) / kMr * num_steps; }
+    SmallMQueries small_m() const { return {query_, num_k_steps_, scores_, kTileKeys}; }
 
-    // ---- online softmax in powers of two: scores become weights; a new maximum rescales the sums so far
-
-    void softmax(int64_t key, int64_t num_keys) {
-        for (int64_t q = 0; q < num_queries_; q++) {
-            const int64_t first = q * num_next_keys_ / num_queries_, last = (q + 1) * num_next_keys_ / num_queries_;
-            if (is_small_m_) prefetch_rows(next_keys_, first, last, layer_.k_dim);
-            const int64_t position = position_ + q / group_;
-            const int64_t visible_end = ends_ ? ends_[q / group_] : position + 1;
+    // The scores of queries [q, last), the first ones of `scores_`, become weights.
+    void softmax(int64_t key, int64_t num_keys, int64_t q, int64_t last) {
+        float* row = scores_;
+        for (int64_t token = q / group_; q < last; token++) {
+            const int64_t position = position_ + token;
+            const int64_t visible_end = ends_ ? ends_[token] : position + 1;
             const int64_t end = max_of(0, min_of(num_keys, visible_end - key));
             const int64_t oldest = layer_.window == kNoWindow ? 0 : position + 1 - layer_.window;
             const int64_t begin = min_of(end, max_of(0, oldest - key));
-            if (begin == end)
-                std::memset(scores_ + q * kTileKeys, 0, kTileKeys * sizeof(float));
-            else if (num_keys <= kTileKeys / 2)
-                softmax_row<kTileKeys / 2>(begin, end, q);
-            else
-                softmax_row<kTileKeys>(begin, end, q);
+            for (const int64_t next = min_of(last, (token + 1) * group_); q < next; q++, row += kTileKeys) {
+                if (is_small_m_) prefetch_next(next_keys_, layer_.k_dim, q, q + 1);
+                if (begin == end)
+                    std::memset(row, 0, kTileKeys * sizeof(float));
+                else if (num_keys <= kTileKeys / 2)
+                    softmax_row<kTileKeys / 2 / kWidth>(row, begin, end, q);
+                else
+                    softmax_row<kTileKeys / kWidth>(row, begin, end, q);
+            }
         }
     }
 
-    template <int kKeys>
-    void softmax_row(int64_t begin, int64_t end, int64_t q) {
-        constexpr int kRowVecs = kKeys / kWidth;
-        float* row = scores_ + q * kTileKeys;
-        Vec scores[kRowVecs];
-        for (int v = 0; v < kRowVecs; v++) scores[v] = load(row + v * kWidth) * score_scale_;
-        if (layer_.softcap > 0.0f)
-            for (int v = 0; v < kRowVecs; v++) scores[v] = layer_.softcap * kLog2E * vec_tanh(scores[v]);
-        if (begin > 0 || end < kKeys)
-            for (int v = 0; v < kRowVecs; v++)
-                scores[v] = range_mask(v * kWidth, begin, end) ? scores[v] : broadcast(-INFINITY);
-        Vec best = scores[0];
-        for (int v = 1; v < kRowVecs; v++) best = vec_max(best, scores[v]);
-        const float tile_max = reduce_max(best);
-        Vec row_sum = load(row_sums_ + q * kWidth);
-        if (tile_max > row_max_[q]) {
-            const float rescale = std::exp2(row_max_[q] - tile_max);
-            float* sums = sums_ + q * layer_.v_dim;
-            if (row_max_[q] > -INFINITY)  // otherwise the sums may be uninitialised
-                for (int64_t i = 0; i < layer_.v_dim; i += kWidth) store(sums + i, load(sums + i) * rescale);
-            row_sum *= rescale;
-            row_max_[q] = tile_max;
-        }
-        for (int v = 0; v < kRowVecs; v++) {
-            const Vec weight = vec_exp2<W::kExp2Terms>(scores[v] - row_max_[q]);
-            if (is_small_m_)
-                store(row + v * kWidth, weight);
-            else
-                W::store_weights(row, v * kWidth, weight);
-            row_sum += weight;
-        }
-        store(row_sums_ + q * kWidth, row_sum);
+    template <int kVecs>
+    BATON_INLINE void softmax_row(float* row, int64_t begin, int64_t end, int64_t q) {
+        Vec weights[kVecs];
+        for (int v = 0; v < kVecs; v++) weights[v] = load(row + v * kWidth);
+        const RunningSoftmax so_far{sums_ + q * layer_.v_dim, layer_.v_dim, row_sums_ + q * kWidth, row_max_ + q};
+        weigh<W::kExp2Terms, kVecs>(weights, begin, end, scale_, so_far);
+        if (is_small_m_)
+            for (int v = 0; v < kVecs; v++) store(row + v * kWidth, weights[v]);
+        else
+            for (int v = 0; v < kVecs; v++) W::store_weights(row, v * kWidth, weights[v]);
     }
 
     // ---- sums of values, split as `load_split` gives them
 
     void add_values(int64_t num_keys, bool is_first) {
         const int64_t dim = layer_.v_dim;
-        const AOperand weights{scores_, kTileKeys, (num_keys + W::kElements - 1) / W::kElements};
-        const COperand sums{sums_, dim, is_first};
         if (is_small_m_) {
             small_m_add_values(small_m(), num_queries_, values_, num_keys, {sums_, dim});
             return;
         }
         if constexpr (!W::kIsPacked) {
-            for (int64_t k = 0; k < weights.num_steps; k++) {
-                const int64_t key = k * W::kElements, next = min_of(key + W::kElements, num_keys) - 1;
-                W::pack_values(values_[key], values_[next], dim, packed_values_ + k * dim);
+            if (fits_registers<T>(num_queries_, dim)) {
+                const AOperand weights{scores_, kTileKeys, num_value_steps(num_keys)};
+                Prefetcher<T> prefetcher(next_keys_, num_next_keys_, layer_.k_dim, dim / kSpan * weights.num_steps);
+                with_constant(num_queries_, [&](auto count) {
+                    register_add_values<T, count>(weights, values_, num_keys, dim, {sums_, dim, is_first},
+                                                  [&prefetcher] { prefetcher.prefetch_step(); });
+                });
+                return;
             }
         }
-        Prefetcher<T> prefetcher(next_keys_, num_next_keys_, layer_.k_dim, num_b_rows(weights.num_steps));
-        const auto row_of = [this, dim, &prefetcher](int64_t k) {
-            prefetcher.prefetch_step();
+        prefetch_next(next_keys_, layer_.k_dim, 0, num_queries_);
+        pack_values(num_keys);
+        add_packed_values(num_keys, 0, num_queries_, is_first);
+    }
+
+    static int64_t num_value_steps(int64_t num_keys) { return (num_keys + W::kElements - 1) / W::kElements; }
+
+    void pack_values(int64_t num_keys) {
+        if constexpr (!W::kIsPacked) {
+            for (int64_t k = 0; k < num_value_steps(num_keys); k++) {
+                const int64_t key = k * W::kElements, next = min_of(key + W::kElements, num_keys) - 1;
+                W::pack_values(values_[key], values_[next], layer_.v_dim, packed_values_ + k * layer_.v_dim);
+            }
+        }
+    }
+
+    void add_packed_values(int64_t num_keys, int64_t q, int64_t n, bool is_first) {
+        const int64_t dim = layer_.v_dim;
+        const auto row_of = [this, dim](int64_t k) {
             if constexpr (W::kIsPacked)
                 return values_[k];
             else
                 return packed_values_ + k * dim;
         };
-        gemm<T>(weights, num_queries_, row_of, dim, sums);
+        const AOperand weights{scores_, kTileKeys, num_value_steps(num_keys)};
+        gemm<T>(weights, n, row_of, dim, {sums_ + q * dim, dim, is_first});
     }
 
     void store_outputs(int64_t token_offset, int64_t num_tokens) {
@@ -360,25 +359,20 @@ class Tile {
 
 template <typename T>
 void attend(const AttentionLayer& layer, const Segments& step) {
-    const int64_t max_tokens = Tile<T>(layer).max_tokens();
-    const auto num_tiles = [&](int64_t s) { return (step.num_tokens[s] + max_tokens - 1) / max_tokens; };
-    int64_t num_all = 0;
-    for (int64_t s = 0; s < step.num_segments; s++) num_all += num_tiles(s);
-    parallel_for_ranges(num_all * layer.num_kv_heads, [&](int64_t first, int64_t last) {
+    const TilePlan tiles(layer, step, Tile<T>(layer).max_tokens(), num_pool_threads());
+    parallel_for_ranges(tiles.size(), [&](int64_t first, int64_t last) {
         Tile<T> tile(layer);
         for (int64_t i = first; i < last; i++) {
-            int64_t s = 0, index = i / layer.num_kv_heads;
-            for (; index >= num_tiles(s); s++) index -= num_tiles(s);
-            const int64_t done = index * max_tokens, num_tokens = min_of(max_tokens, step.num_tokens[s] - done);
+            const auto [s, kv_head, first_token, num_tokens] = tiles[i];
+            const int32_t* pages = step.pages + step.first_page[s];
+            const int64_t offset = step.offset[s] + first_token;
             const int64_t* parents = step.parents ? step.parents + step.offset[s] : nullptr;
             if (parents && parents[0] < 0) {
-                tile.attend_tree(step.pages + step.first_page[s], {parents, step.start[s], done}, step.offset[s] + done,
-                                 num_tokens, i % layer.num_kv_heads);
+                tile.attend_tree(pages, {parents, step.start[s], first_token}, offset, num_tokens, kv_head);
                 continue;
             }
-            const int64_t* ends = step.visible_ends ? step.visible_ends + step.offset[s] + done : nullptr;
-            tile.attend(step.pages + step.first_page[s], ends, step.offset[s] + done, step.start[s] + done, num_tokens,
-                        i % layer.num_kv_heads, step.num_tokens[s] <= kMaxRowTokens);
+            tile.attend(pages, step.visible_ends ? step.visible_ends + offset : nullptr, offset,
+                        step.start[s] + first_token, num_tokens, kv_head, step.num_tokens[s] <= kMaxRowTokens);
         }
     });
 }

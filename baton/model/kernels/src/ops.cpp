@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "quantize.h"
+#include "rope_params.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -59,17 +60,6 @@ void rms_norm(const T* x, T* residual, const float* weight, float eps, int64_t n
         }
     });
 }
-
-struct RopeParams {  // strides in elements
-    int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
-    const float *cosines, *sines;           // [max_positions, rotary_dim / 2]
-    const float *query_norm, *key_norm;     // [head_dim], or both null
-    float eps;
-    int64_t page_size, page_stride;
-    int64_t group_heads, group_stride;      // KV heads of a head group, and the distance of two groups
-    float *key_scales, *value_scales;       // of page 0, [num_kv_heads, page_size]: pages are int8; or both null
-    int64_t scale_page_stride;
-};
 
 thread_local Workspace workspace;
 

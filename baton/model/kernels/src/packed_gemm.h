@@ -31,6 +31,7 @@ struct Packing {  // one element
     BATON_INLINE static void copy(const T* from, int64_t num_elements, float* to) {
         for (int64_t i = 0; i < num_elements; i += kWidth) store(to + i, load(from + i));
     }
+    BATON_INLINE static Split pair_values(const T* row, const T*) { return load_split(row); }
     // One row of values, split as `load_split` does.
     BATON_INLINE static void pack_values(const T* row, const T*, int64_t dim, float* to) {
         int64_t d = 0;
@@ -53,14 +54,13 @@ struct Packing<bf16> {  // two adjacent elements; of values, those of two adjace
     BATON_INLINE static void copy(const bf16* from, int64_t num_elements, float* to) {
         std::memcpy(to, from, num_elements * sizeof(bf16));
     }
+    BATON_INLINE static Split pair_values(const bf16* row, const bf16* next) {  // kSpan elements of each
+        const BitVec a = load_as<BitVec>(row), b = load_as<BitVec>(next), lower = BitVec{} + 0xffffu;
+        return {(Vec)((a & lower) | (b << 16)), (Vec)((a >> 16) | (b & ~lower))};
+    }
     BATON_INLINE static void pack_values(const bf16* row, const bf16* next, int64_t dim, float* to) {
-        const BitVec lower = BitVec{} + 0xffffu;
         int64_t d = 0;
-        for (; d + kSpan <= dim; d += kSpan) {
-            const BitVec a = load_as<BitVec>(row + d), b = load_as<BitVec>(next + d);
-            store(to + d, (Vec)((a & lower) | (b << 16)));
-            store(to + d + kWidth, (Vec)((a >> 16) | (b & ~lower)));
-        }
+        for (; d + kSpan <= dim; d += kSpan) store_split(to + d, pair_values(row + d, next + d));
         if (d < dim) {
             const BitVec a = (BitVec)load(row + d), b = (BitVec)load(next + d);
             store(to + d, (Vec)((a >> 16) | b));

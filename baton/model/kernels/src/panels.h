@@ -12,6 +12,7 @@
 
 #include <array>
 
+#include "prefetch_plan.h"
 #include "simd.h"
 
 namespace {
@@ -24,38 +25,34 @@ constexpr int kMaxTileRows = 6;
 #endif
 constexpr int64_t kBlockSteps = 512;  // steps summed before they are added to the total: a block of weights stays in
                                       // the cache for many rows, and sums of sums are more exact than one long sum
-constexpr int64_t kPrefetchBytes = 8 * 1024;  // prefetch distance where one group of rows reads the weights once
 constexpr int64_t kRowBlock = 192;            // rows whose sums stay in the cache
-
-// Non-temporal prefetches leave the caches to data that is reused. On Intel CPUs they read at half the speed (measured
-// on Sapphire Rapids: 5.5 GB/s against 13.9), so there weights are prefetched into the L2 cache.
-#if defined(__x86_64__)
-const bool kHasFastNonTemporalReads = (__builtin_cpu_init(), !__builtin_cpu_is("intel"));
-#else
-const bool kHasFastNonTemporalReads = true;
-#endif
 
 template <typename S>
 constexpr int64_t kStepElements = kPanel * S::kInputs;
 template <typename S>
 constexpr int64_t kStepBytes = kStepElements<S> * sizeof(typename S::Weight);
 
-// Some steps of one panel, and what is prefetched meanwhile: `prefetch_stride` bytes a step. `is_read_once`: prefetched
-// without temporal locality.
+// Some steps of one panel, and what is prefetched meanwhile: `prefetch_stride` bytes a step.
 template <typename S>
 struct Block {
     const typename S::Weight* weights;
     int64_t num_steps;
     const char* prefetch_from;
     int64_t prefetch_stride;
-    bool is_read_once;
+    WeightPrefetch how;
 };
 
 template <typename S>
 BATON_INLINE void prefetch(const Block<S>& block, int64_t step) {
+    if (block.how == WeightPrefetch::kNone) return;
     const char* at = block.prefetch_from + step * block.prefetch_stride;
+    if (block.how == WeightPrefetch::kSecondCacheByPairs) {
+        for (int64_t line = 0; line < kStepBytes<S>; line += 128) __builtin_prefetch(at + line, 0, 2);
+        return;
+    }
+    const bool is_second_cache = block.how == WeightPrefetch::kSecondCache;
     for (int64_t line = 0; line < kStepBytes<S>; line += 64)
-        block.is_read_once ? __builtin_prefetch(at + line, 0, 0) : __builtin_prefetch(at + line, 0, 2);
+        is_second_cache ? __builtin_prefetch(at + line, 0, 2) : __builtin_prefetch(at + line, 0, 0);
 }
 
 // sums [kRows, kPanel]: the block's are added, or stored if it `is_first`.
@@ -66,8 +63,10 @@ void tile(const Block<S>& block, const typename S::Input* x, int64_t x_stride, t
     const auto* weights = block.weights;
     for (int64_t s = 0; s < block.num_steps; s++, weights += kStepElements<S>, x += S::kInputs) {
         prefetch(block, s);
+#pragma GCC unroll 16
         for (int part = 0; part < S::kParts; part++) {
             const auto low = S::weights(weights, 0, part), high = S::weights(weights, 1, part);
+#pragma GCC unroll 16
             for (int r = 0; r < kRows; r++) {
                 const auto input = S::input(x + r * x_stride, part);
                 a[r] = S::add(a[r], low, input);
@@ -75,6 +74,7 @@ void tile(const Block<S>& block, const typename S::Input* x, int64_t x_stride, t
             }
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; r++, sums += kPanel) {
         if (!is_first) a[r] += load_as<Sum>(sums), b[r] += load_as<Sum>(sums + kWidth);
         std::memcpy(sums, &a[r], sizeof(Sum));
@@ -98,12 +98,14 @@ void multiply_block(const typename S::Weight* weights, int64_t num_steps, const 
                     int64_t num_rows, typename S::Total* sums, bool is_first) {
     const int64_t num_groups = (num_rows + S::kMaxRows - 1) / S::kMaxRows;
     const int64_t prefetch_stride = kStepBytes<S> / num_groups;
-    const char* next = (const char*)weights + (num_groups == 1 ? kPrefetchBytes : num_steps * kStepBytes<S>);
+    const WeightPrefetchPlan plan = num_groups == 1
+        ? plan_weight_prefetch(num_rows)
+        : WeightPrefetchPlan{WeightPrefetch::kSecondCache, num_steps * kStepBytes<S>};
+    const char* next = (const char*)weights + plan.bytes_ahead;
     for (int64_t group = 0; group < num_groups; group++) {
         const int64_t row = num_rows * group / num_groups, rows = num_rows * (group + 1) / num_groups - row;
         const char* from = next + group * num_steps * prefetch_stride;
-        const bool is_read_once = num_groups == 1 && kHasFastNonTemporalReads;
-        const Block<S> block{weights, num_steps, from, prefetch_stride, is_read_once};
+        const Block<S> block{weights, num_steps, from, prefetch_stride, plan.how};
         kTiles<S>[rows - 1](block, x + row * x_stride, x_stride, sums + row * kPanel, is_first);
     }
 }

@@ -1,7 +1,7 @@
 // Prefetches rows of keys and values while something else is computed.
 #pragma once
 
-#include "simd.h"
+#include "prefetch_plan.h"
 
 namespace {
 
@@ -18,7 +18,7 @@ class Prefetcher {
 
     BATON_INLINE void prefetch_step() {
         for (int64_t i = 0; i < lines_per_step_ && row_ != end_; i++) {
-            __builtin_prefetch(*row_ + at_);
+            prefetch_line(*row_ + at_);
             at_ += kLine;
             if (at_ >= dim_) at_ = 0, row_++;
         }

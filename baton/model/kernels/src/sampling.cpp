@@ -24,19 +24,22 @@ float row_max(const float* x, int64_t n) {
 // The lowest index of the maximum; 0 for a row of NaNs. One pass finds the first block that holds the maximum.
 template <typename T>
 int64_t argmax(const T* logits, int64_t n) {
-    constexpr int64_t kBlock = 16 * kSpan;
+    constexpr int64_t kChains = 4, kBlock = 32 * kSpan;  // a comparison waits for the one before it in its chain only
     float max = -std::numeric_limits<float>::infinity();
     int64_t begin = 0;
     for (int64_t first = 0; first < n; first += kBlock) {
         float block_max = max;
         if (first + kBlock <= n) {
-            Split parts = load_split(logits + first);
-            Vec even = vec_max(parts.a, broadcast(max)), odd = vec_max(parts.b, broadcast(max));
-            for (int64_t i = kSpan; i < kBlock; i += kSpan) {
-                parts = load_split(logits + first + i);
-                even = vec_max(parts.a, even), odd = vec_max(parts.b, odd);
-            }
-            block_max = reduce_max(vec_max(even, odd));
+            Vec best[2 * kChains];
+            for (Vec& chain : best) chain = broadcast(max);
+            for (int64_t i = 0; i < kBlock; i += kChains * kSpan)
+                for (int64_t chain = 0; chain < kChains; chain++) {
+                    const Split parts = load_split(logits + first + i + chain * kSpan);
+                    best[2 * chain] = vec_max(parts.a, best[2 * chain]);
+                    best[2 * chain + 1] = vec_max(parts.b, best[2 * chain + 1]);
+                }
+            for (int64_t chain = 1; chain < 2 * kChains; chain++) best[0] = vec_max(best[0], best[chain]);
+            block_max = reduce_max(best[0]);
         } else {
             for (int64_t i = first; i < n; i++)
                 block_max = widen(logits[i]) > block_max ? widen(logits[i]) : block_max;

@@ -153,6 +153,14 @@ BATON_INLINE float reduce_max(Vec v) {
     if constexpr (kStride > 1) return reduce_max<kStride / 2>(v);
     return v[0];
 }
+// True if any lane is greater than `limit`.
+BATON_INLINE bool any_greater(Vec v, float limit) {
+#if defined(__AVX512BF16__)
+    return _mm512_cmp_ps_mask((__m512)v, (__m512)broadcast(limit), _CMP_GT_OQ) != 0;
+#else
+    return reduce_max(v) > limit;
+#endif
+}
 
 // Lane i of the result is the sum of the lanes of rows[i]; `rows` are kWidth. Pairs of rows are added crosswise by halves
 // until one remains.
@@ -190,7 +198,7 @@ BATON_INLINE Vec vec_exp(Vec x) {
     BitVec power = ((BitVec)shifted - (BitVec)magic + 127) << 23;
     return too_large ? broadcast(__builtin_inff()) : poly * (Vec)power;
 }
-// 2^x for x up to 0, at least 2^-126; a NaN stays one. kTerms 4: to 3e-6 of the result; 6: to a float's precision.
+// 2^x for x below 128, at least 2^-126; a NaN stays one. kTerms 4: to 3e-6 of the result; 6: to a float's precision.
 template <int kTerms>
 constexpr float kExp2Coefficients[kTerms] = {0.6931241751f, 0.2402409911f, 0.05590642616f, 0.009582852945f};
 template <>
@@ -198,13 +206,21 @@ constexpr float kExp2Coefficients<6>[6] = {0.6931471825f,   0.2402264774f,   0.0
                                      0.009618436918f, 0.001339887385f, 0.0001535336196f};
 template <int kTerms>
 BATON_INLINE Vec vec_exp2(Vec x) {
-    const Vec magic = broadcast(12582912.0f);
-    x = x < -126.0f ? broadcast(-126.0f) : x;
-    const Vec shifted = x + magic;
-    const Vec part = x - (shifted - magic);
+    x = vec_max(broadcast(-126.0f), x);
+#if defined(__AVX512BF16__)
+    const Vec integer = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec part = x - integer;
+#else
+    const Vec magic = broadcast(12582912.0f), shifted = x + magic, part = x - (shifted - magic);
+#endif
     Vec poly = broadcast(kExp2Coefficients<kTerms>[kTerms - 1]);
     for (int i = kTerms - 2; i >= 0; i--) poly = poly * part + kExp2Coefficients<kTerms>[i];
-    return (poly * part + 1.0f) * (Vec)(((BitVec)shifted - (BitVec)magic + 127) << 23);
+    poly = poly * part + 1.0f;
+#if defined(__AVX512BF16__)
+    return (Vec)_mm512_scalef_ps((__m512)poly, (__m512)integer);  // the same bits
+#else
+    return poly * (Vec)(((BitVec)shifted - (BitVec)magic + 127) << 23);
+#endif
 }
 // Lanes whose index, counted from `first`, is in [begin, end).
 BATON_INLINE IntVec range_mask(int first, int64_t begin, int64_t end) {

@@ -1,13 +1,18 @@
 """flashinfer's two wrappers, as far as they are used here, in plain torch on the CPU.
 
 Written from the signatures and docstrings of flashinfer-python 0.7.2. A wrapper with buffers for CUDA graphs computes
-from their contents and refuses another batch size, like the real one. It verifies how the conventions were read, not
-that flashinfer keeps them.
+from their contents and refuses another batch size, like the real one. Masks are packed and read by bits, and a plan for
+a window gives a tile of queries as many keys as the real one may (`scheduler.cuh`, `prefill.cuh`): enough for causal
+queries only. It verifies how the conventions were read, not that flashinfer keeps them.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+
+TILE_QUERIES = 16
+"""The fewest queries of a tile."""
 
 Pages = tuple[torch.Tensor, torch.Tensor]
 
@@ -20,7 +25,7 @@ class _Wrapper:
         assert backend == "fa2"
         assert not float_workspace_buffer.any(), "must be zero at first use"
         self.num_plans = 0
-        self._mask: torch.Tensor | None = None
+        self._mask: _PackedMask | None = None
 
     def _keep(self, page_size: int, heads: tuple[int, int, int], sm_scale, window_left, logits_soft_cap, types) -> None:
         self.num_plans += 1
@@ -38,7 +43,7 @@ class _Wrapper:
         assert {q.dtype, *(side.dtype for side in pages)} == set(self._types)
         assert pages[0].stride() == pages[1].stride()
         assert pages[0].shape[1:] == (num_kv_heads, self._page_size, head_dim)
-        out, num_masked = torch.empty_like(q), 0
+        out = torch.empty_like(q)
         for row, slots in enumerate(last_page_len):
             assert 1 <= slots <= self._page_size
             table = indices[indptr[row] : indptr[row + 1]]
@@ -47,13 +52,10 @@ class _Wrapper:
             group = num_heads // num_kv_heads
             keys, values = (side.repeat_interleave(group, dim=1) for side in (keys, values))
             place = slice(query_offsets[row], query_offsets[row + 1])
-            mask = None
-            if self._mask is not None:  # flat: [queries, keys] of each request
-                num_queries = query_offsets[row + 1] - query_offsets[row]
-                mask = self._mask[num_masked : num_masked + num_queries * length].view(num_queries, length)
-                num_masked += num_queries * length
+            mask = (
+                None if self._mask is None else self._mask.of(row, query_offsets[row + 1] - query_offsets[row], length)
+            )
             out[place] = self._attend(q[place].float(), keys, values, mask).to(q.dtype)
-        assert self._mask is None or num_masked == len(self._mask)
         return out
 
     def _attend(
@@ -68,7 +70,31 @@ class _Wrapper:
         hidden = seen > at if mask is None else ~mask  # a mask takes the place of causality
         if self._window_left >= 0:
             hidden |= seen < at - self._window_left
+            hidden |= seen >= self._planned_ends(length, num_queries)[:, None]
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+
+    def _planned_ends(self, length: int, num_queries: int) -> torch.Tensor:
+        """One past the last key that each query gets from a plan for a window that splits the keys."""
+        tiles = torch.arange(num_queries) // TILE_QUERIES * TILE_QUERIES
+        starts = (length - num_queries + tiles - self._window_left).clamp(min=0)
+        planned = -(-(self._window_left + TILE_QUERIES) // self._page_size) * self._page_size
+        return starts + planned
+
+
+class _PackedMask:
+    """A mask as the wrapper packs it: of each request whole bytes, and in them the first item in the lowest bit."""
+
+    def __init__(self, mask: torch.Tensor, counts: list[int]) -> None:
+        assert mask.dtype == torch.bool
+        assert mask.dim() == 1
+        assert len(mask) == sum(counts), "the items of all requests: queries x keys of each"
+        assert len(mask) < 2**31, "offsets are int32"
+        self._bytes = [np.packbits(part.numpy(), bitorder="little") for part in mask.split(counts)]
+
+    def of(self, row: int, num_queries: int, length: int) -> torch.Tensor:
+        """[queries, keys] of a request."""
+        offsets = np.arange(num_queries)[:, None] * length + np.arange(length)
+        return torch.from_numpy((self._bytes[row][offsets // 8] >> (offsets % 8) & 1).astype(bool))
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -83,11 +109,18 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         q_data_type="float16", kv_data_type=None,
     ) -> None:  # fmt: skip
         assert causal == (custom_mask is None)
-        assert custom_mask is None or (custom_mask.dtype == torch.bool and custom_mask.dim() == 1)
-        self._mask = custom_mask
         self._tables = [_host(x) for x in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)]
+        self._mask = None if custom_mask is None else _PackedMask(custom_mask, self._mask_counts(page_size))
         heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._keep(page_size, heads, sm_scale, window_left, logits_soft_cap, (q_data_type, kv_data_type))
+
+    def _mask_counts(self, page_size: int) -> list[int]:
+        """Queries x keys of each request, as `_compute_page_mask_indptr` counts them."""
+        offsets, indptr, _, last = self._tables
+        return [
+            (offsets[row + 1] - offsets[row]) * ((indptr[row + 1] - indptr[row] - 1) * page_size + slots)
+            for row, slots in enumerate(last)
+        ]
 
     def run(self, q: torch.Tensor, paged_kv_cache: Pages) -> torch.Tensor:
         return self._answer(q, paged_kv_cache, *self._tables)

@@ -28,11 +28,13 @@ SHAPES: dict[str, tuple[int, CacheLayer]] = {  # query heads, K and V
     "group 2": (4, LayerGeometry(2, 32, 32)),
     "group 3": (6, LayerGeometry(2, 96, 64)),
     "group 4, wide": (4, LayerGeometry(1, 160, 128)),
-    "group 16": (16, LayerGeometry(1, 32, 32)),  # a segment of 16 takes two tiles
+    "group 7": (14, LayerGeometry(2, 64, 64)),  # alone in registers, with others packed
+    "group 20": (20, LayerGeometry(1, 32, 32)),  # a segment of 16 takes two tiles
     "latent": (8, LatentGeometry(64, 32)),
 }
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "steep": {"scale": 2.0},  # maxima move often
     "window 1": {"window": 1},
     "window 40": {"window": 40},
     "window 100": {"window": 100},
@@ -75,7 +77,7 @@ def test_a_row_of_tokens_has_the_bits_of_single_ones(level: IsaLevel, dtype: tor
     if more.get("sinks"):
         more["sinks"] = torch.linspace(-1, 4, num_heads)
     backend = NativeAttention(load_kernels(level), storage)
-    call = AttentionCall(0, query, 0.3, **more)
+    call = AttentionCall(0, query, **{"scale": 0.3, **more})
     for start in STARTS:
         single = attended(backend, call, table, start, [1] * MAX_ROW_TOKENS)
         for size in range(2, MAX_ROW_TOKENS + 1):

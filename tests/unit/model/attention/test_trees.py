@@ -27,7 +27,7 @@ from tests.unit.model.attention.test_torch_backend import naive
 
 STARTS = (3, 62, 130)
 """First positions: paths then cross edges of pages and key tiles at different depths."""
-CASES: dict[str, dict[str, Any]] = {"plain": {}, "all": {"softcap": 2.0, "sinks": True}}
+CASES: dict[str, dict[str, Any]] = {"plain": {}, "steep": {"scale": 2.0}, "all": {"softcap": 2.0, "sinks": True}}
 
 
 def trees() -> list[tuple[int, ...]]:
@@ -63,7 +63,7 @@ def make_call(case: str, num_tokens: int, num_heads: int, k_dim: int, dtype: tor
     if more.get("sinks"):
         more["sinks"] = torch.linspace(-1, 4, num_heads)
     query = torch.randn(num_tokens, num_heads, k_dim, generator=torch.Generator().manual_seed(7)).to(dtype)
-    return AttentionCall(0, query, 0.3, **more)
+    return AttentionCall(0, query, **{"scale": 0.3, **more})
 
 
 def check(make: Any, case: str, dtype: torch.dtype = torch.float32) -> None:

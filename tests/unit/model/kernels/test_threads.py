@@ -55,6 +55,8 @@ def works(kernels: Kernels) -> dict[str, Callable[[], torch.Tensor]]:
         "int8, few rows": lambda: int8(few),
         "int8, many rows": lambda: int8(many),
         "attention": lambda: attention(kernels),
+        "attention, one tile": lambda: attention_to_prefix(kernels, 2),
+        "attention, one tile of one head": lambda: attention_to_prefix(kernels, 1),
         "norm": lambda: ops.rms_norm(many, torch.ones(64), 1e-6),
         "gate": lambda: ops.act_and_mul(many, Activation.SILU),
     }
@@ -70,6 +72,17 @@ def attention(kernels: Kernels) -> torch.Tensor:
     backend = NativeAttention(kernels, storage)
     backend.begin(plan_step(segments, 16))
     return backend.attend(AttentionCall(0, numbers(202, 6, 64), 0.125))
+
+
+def attention_to_prefix(kernels: Kernels, num_kv_heads: int) -> torch.Tensor:
+    """Attention of a short chunk to a long prefix: one tile a KV head, which several threads cut."""
+    geometry = KVGeometry.of_layers((LayerGeometry(num_kv_heads, 64, 64),), "bfloat16", 16)
+    storage = PageStorage.allocate(geometry, 40)
+    for view in (storage.keys(0), storage.values(0)):
+        view.copy_(numbers(*view.shape))
+    backend = NativeAttention(kernels, storage)
+    backend.begin(plan_step([Segment(0, 500, 61, list(range(36)))], 16))
+    return backend.attend(AttentionCall(0, numbers(61, 3 * num_kv_heads, 64).bfloat16(), 0.125, window=300))
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8])

@@ -39,7 +39,9 @@ class NativeTokens:
         return self._sampler.sample(logits, rows, keys).tolist()
 
     def argmax(self, logits: torch.Tensor) -> list[int]:
-        return self._sampler.argmax(logits).tolist()
+        tokens: list[int] = self._sampler.argmax(logits).tolist()
+        assert list(self._sampler.read_argmax(logits)) == tokens
+        return tokens
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:

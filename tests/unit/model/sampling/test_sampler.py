@@ -161,6 +161,52 @@ def test_nothing_is_read_back_before_the_result_is():
         sample_result.read()
 
 
+class HostSampler(TorchSampler):
+    """Reads what is best at once, as the native kernels do, and counts how often."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def read_argmax(self, logits: torch.Tensor) -> list[int]:
+        self.num_read += 1
+        best: list[int] = logits.argmax(-1).tolist()
+        return best
+
+
+def test_rows_that_need_only_the_best_token_are_read_at_once():
+    sampler, logits = HostSampler(), torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])
+    sample_result = sample_tokens(logits, [spec(temperature=0.0), spec(temperature=0.0)], sampler)
+    assert sampler.num_read == 1
+    assert sample_result.read() == (SampledToken(1), SampledToken(0))
+    assert sample_result.tokens.tolist() == [1, 0]
+    assert sample_result.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("row", "token"),
+    [
+        (spec(temperature=1.0, top_k=1), 1),
+        (spec(temperature=0.0, logprobs=1), 1),
+        (spec(banned=frozenset({1}), temperature=0.0), 2),
+        (spec(temperature=0.0, logit_bias=((0, 9.0),)), 0),
+        (spec(temperature=0.0, allowed_token_ids=(0,)), 0),
+        (spec([1, 1, 1], temperature=0.0, presence_penalty=9.0), 2),
+    ],
+)
+def test_one_row_that_needs_more_keeps_all_from_being_read(row: SampleSpec, token: int):
+    sampler, logits = HostSampler(), torch.tensor([[0.0, 3.0, 1.0]]).expand(2, -1)
+    sample_result = sample_tokens(logits, [spec(temperature=0.0), row], sampler)
+    assert sampler.num_read == 0
+    assert [sampled.token for sampled in sample_result.read()] == [1, token]
+
+
+def test_a_mask_keeps_a_row_from_being_read():
+    sampler, row = HostSampler(), replace(spec(temperature=0.0), mask=MASK)
+    bits = np.array([0b101], dtype=np.uint32)
+    assert sample_tokens(torch.tensor([[0.0, 3.0, 1.0]]), [row], sampler, {0: bits}).read()[0].token == 2
+    assert sampler.num_read == 0
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4), st.sampled_from([(), (1,), (4, 8)]))
 def test_a_nucleus_does_not_depend_on_the_search_sizes(batch, sizes):

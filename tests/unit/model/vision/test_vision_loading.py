@@ -17,6 +17,7 @@ from baton.model.attention.base import StepMetadata
 from baton.model.decoders.base import Decoder, LogitsReader
 from baton.model.decoders.capture import HiddenCapture
 from baton.model.errors import UnreadableModel, UnsupportedModel
+from baton.model.linears.packing import WeightLayout
 from baton.model.loading.config import DtypeChoice, read_config
 from baton.model.loading.hf_weights import load_vision_weights
 from baton.model.loading.image_check import check_image, image_reference
@@ -26,6 +27,7 @@ from baton.model.vision.embedding import Embeds
 from baton.model.vision.spec import NOT_SERVED, VISION
 from baton.model.vision.tower import WrongRowCount
 from tests.exactness.vision.families import FAMILIES, VisionFamily
+from tests.kernels import kernel_levels
 from tests.tiny_models import save_random_model
 from tests.unit.model.dequantize.test_fp8 import BLOCKS
 from tests.unit.model.loading.test_multimodal import CONFIGS, save, save_random
@@ -166,6 +168,14 @@ def checked(qwen: Path) -> dict[DecoderChoice, Any]:
     options: dict[str, Any] = {"dtype": DtypeChoice.FLOAT32, "page_size": PAGE_SIZE, "vision": True}
     kinds = (DecoderChoice.LEAN, DecoderChoice.STOCK)
     return {kind: (load_model(qwen, decoder=kind, **options), reference) for kind in kinds}
+
+
+@pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+@pytest.mark.parametrize("choice", [DecoderChoice.LEAN, DecoderChoice.STOCK])
+def test_the_check_with_an_image_passes_with_packed_weights(choice: DecoderChoice, checked: Any):
+    """Loading goes back to plain weights where it does not."""
+    report = checked[choice][0].report
+    assert report.weights.layout is WeightLayout.PANELS, report.weights.note
 
 
 def test_more_deep_layers_than_the_text_model_has_are_refused(tmp_path: Path):
