@@ -205,11 +205,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Pages to copy to host slots (preemption) or back, before the step's forward pass."""
+    """Pages to copy to host slots (preemption) or back, before the step's forward pass.
+
+    `window_slots`: of the pages' window parts, where they are kept apart, as they were when the copy was decided.
+    """
 
     pages: tuple[PageId, ...]
     slots: tuple[int, ...]
     to_host: bool
+    window_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

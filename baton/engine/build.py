@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,19 +15,19 @@ from baton.domain.media.span import MediaRules
 from baton.engine.masks import MaskFiller
 from baton.engine.media.step_inputs import EmbeddingSource
 from baton.engine.media.vision import EngineVision, engine_vision, media_rules
+from baton.engine.pool.memory import allocate_pool, choose_plan, empty_cache, host_memory, raise_if_out_of_memory
 from baton.engine.runner import ModelRunner
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import one_line
 from baton.grammar.tokenizer import CAPABILITY, GrammarTokenizer
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.geometry import KVGeometry
-from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
+from baton.kv.memory import MemoryKind, PoolMemory
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_digests import PageHasher
-from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.windows.plan import PoolPlan
 from baton.model.cpu import configure_threads
-from baton.model.device_memory import CudaCopyStream, DeviceMemory
 from baton.model.drafts.head_files import is_head
 from baton.model.kernels.core_lease import join_core_lease
 from baton.model.linears.packing import WeightLayout
@@ -74,9 +73,10 @@ class Engine:
 
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
-    tokenizer. `verification`: bits of a row of several tokens; None where it was not checked. `kernels`: what a worker
-    registers, as in `WorkerRecord`. `num_head_layers`: of the head that drafts; 0: none does. `media`: what the model
-    asks of media spans; None: only text is served. `vision`: what encodes images, in prefill workers.
+    tokenizer. `verification`: bits of a row of several tokens; None where it was not checked. `kernels`: what a
+    worker registers, as in `WorkerRecord`. `num_head_layers`: of the head that drafts; 0: none does.
+    `num_host_pages`: host pages for preempted rows. `media`: what the model asks of media spans; None: only text is
+    served. `vision`: what encodes images, in prefill workers.
     """
 
     geometry: KVGeometry
@@ -93,6 +93,7 @@ class Engine:
     verification: VerificationBits | None
     kernels: str
     num_head_layers: int = 0
+    num_host_pages: int = 0
     media: MediaRules | None = None
     vision: EngineVision | None = None
 
@@ -108,12 +109,14 @@ def build_engine(
     max_graph_rows: int = 0,
     decodes: bool = False,
     media_bytes: int = 0,
+    step_tokens: int = 0,
 ) -> Engine:
-    """Loads and checks the model and allocates its pool. `num_host_pages` None: as many as the pool has.
+    """Loads and checks the model and allocates its pool.
 
-    `max_graph_rows`: most rows of a GPU step that runs as a CUDA graph. `decodes`: checks the bits of rows of several
-    tokens, too, and loads no vision tower. `media_bytes`: most bytes of the images that are held. Blocks until the
-    model is loaded.
+    `num_host_pages` None: as many whole pages as fit into the pool's bytes. `max_graph_rows`: most rows of a GPU step
+    that runs as a CUDA graph. `decodes`: checks the bits of rows of several tokens, too, and loads no vision tower.
+    `media_bytes`: most bytes of the images that are held. `step_tokens`: see `choose_plan`. Blocks until the model is
+    loaded.
     Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
     """
     configure_threads(settings.threads)
@@ -130,18 +133,19 @@ def build_engine(
     if settings.kv_dtype is KVDtypeKind.INT8:
         model = model.with_int8_pages()
     verification = _verification(model) if decodes else None
-    num_pages = settings.pool_pages(model.geometry.page_bytes)
-    num_host_pages = num_pages if num_host_pages is None else num_host_pages
-    host = _host_memory(num_host_pages, model.geometry) if num_host_pages else None
-    storage, memory = _pool(model, num_pages, host)
+    block_rows = None if media is None or decodes else media.block_rows
+    plan = choose_plan(settings, model, step_tokens, block_rows or 0)
+    num_host_pages = plan.num_whole_pages(model.geometry) if num_host_pages is None else num_host_pages
+    host = host_memory(num_host_pages, model.geometry) if num_host_pages else None
+    storage, memory = allocate_pool(model, plan, host)
     vision = engine_vision(directory, model, root.result(), media_bytes, settings.vision)
     runner = _runner(model, storage, max_graph_rows, masks, None if vision is None else vision.store)
-    max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
-    _report(model, num_pages, max_model_len)
+    max_model_len = min(model.config.max_model_len, (plan.num_pages - 1) * settings.page_size)
+    _report(model, plan, max_model_len)
     if settings.core_lease_file is not None:
         _lend_cores(settings.core_lease_file, settings.worker_id or "", model)
-    hasher = PoolHasher(memory) if settings.digests else None
-    cache = PrefixCache(PagePool(num_pages), hasher, EvictionPolicy(settings.eviction_policy.value))
+    policy = EvictionPolicy(settings.eviction_policy.value)
+    cache = empty_cache(memory, model.geometry, policy, digests=settings.digests, least_slots=plan.least_slots)
     checks = PageChecks(cache, _sample(settings.page_checks, memory.kind))
     text, quantization = text_digest(directory, settings.chat_template), Quantization(settings.quantization.value)
     fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization, draft)
@@ -150,7 +154,7 @@ def build_engine(
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
-        verification, model.kernel_name, len(model.head), media, vision,
+        verification, model.kernel_name, len(model.head), num_host_pages, media, vision,
     )  # fmt: skip
 
 
@@ -171,11 +175,6 @@ def _masks(directory: Path, vocab_size: int) -> MaskFiller | None:
         log.warning("output_cannot_be_constrained", reason=one_line(str(error)))
         return None
     return MaskFiller(GrammarCompiler(tokenizer))
-
-
-def _host_memory(num_slots: int, geometry: KVGeometry) -> PageMemory:
-    """Slots with the parts of a page: its digests move with it."""
-    return PageMemory(num_slots, geometry.page_bytes, geometry.part_ends)
 
 
 def _sample(kind: PageCheckKind, memory: MemoryKind) -> int:
@@ -209,7 +208,7 @@ def _load(
 ) -> LoadedModel:
     directories = [settings.weight_cache_dir] if settings.weight_cache_dir else weight_cache_directories(directory)
     plan = SharingPlan(WeightSharing(settings.weight_sharing.value), directories, log.info)
-    with _raise_if_out_of_memory("the weights"), loading_progress(name) as on_progress:
+    with raise_if_out_of_memory("the weights"), loading_progress(name) as on_progress:
         if vision:  # the tower is not in weight files
             more = {**options.arguments(), "max_model_len": settings.max_model_len}
             return load_model(directory, vision=True, on_progress=on_progress, **more)
@@ -261,27 +260,6 @@ def _with_head(model: LoadedModel, directory: Path) -> LoadedModel:
     return with_head
 
 
-def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
-    """The pages as tensors and as bytes. Raises `SettingsError` if they do not fit a GPU."""
-    geometry = model.geometry
-    if model.device == "cpu":
-        memory = PageMemory(num_pages, geometry.page_bytes, geometry.part_ends, prefault=True)
-        return PageStorage.on_memory(geometry, memory, host), memory
-    with _raise_if_out_of_memory(f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"):
-        storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)
-    return storage, DeviceMemory(storage, CudaCopyStream(storage.device))
-
-
-@contextmanager
-def _raise_if_out_of_memory(what: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a GPU into a `SettingsError` that names `what`."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        hint = "Lower --kv-memory-mib or --num-pages, take a smaller model, or stop other processes on the GPU."
-        raise SettingsError(what, why="the GPU has too little memory", hint=hint) from error
-
-
 def _runner(
     model: LoadedModel,
     storage: PageStorage,
@@ -314,7 +292,7 @@ def resolve_device(device: Device) -> str:
     return "cuda" if found and device is not Device.CPU else "cpu"
 
 
-def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
+def _report(model: LoadedModel, plan: PoolPlan, max_model_len: int) -> None:
     report = model.report
     metrics.KERNELS.labels(model.kernel_name).set(1)
     memory = report.memory
@@ -344,9 +322,11 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
     )
     log.info(
         "pool_ready",
-        pages=num_pages,
+        pages=plan.num_pages,
         page_tokens=model.geometry.page_size,
         page_bytes=model.geometry.page_bytes,
+        window_slots=plan.num_slots or "none",
+        pool_bytes=plan.num_bytes(model.geometry),
         kv_dtype=model.geometry.kv_dtype or model.geometry.dtype,
         max_model_len=max_model_len,
     )

@@ -4,6 +4,9 @@ Each token slot of the pool holds the token and a digest of all tokens up to it,
 step writes, it reads back the earlier slots of each row: they must chain from the first position on and match the row's
 history, so a rejected draft that counts as filled is found. A page that was freed too soon, shared wrongly, never
 imported or written twice raises `Broken` in the step that uses it. A transfer moves these bytes like real ones.
+
+Where window parts are kept apart (`baton.kv.windows`), each repeats the slots of its page, and a step reads back those
+in the window of its rows.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from baton.engine.drafts.base import draft_path
 from baton.engine.drafts.trees import SlotMoves, walk_trees
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.grammar.matcher import MaskRow, is_allowed
-from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.geometry import KVGeometry, LayerGeometry, PageWindow
 from baton.kv.memory import PageMemory
+from baton.kv.windows.memory import WindowedMemory
+from baton.kv.windows.slots import NO_SLOT
 
 TOKEN_BYTES = 4
 DIGEST_BYTES = 12
@@ -88,7 +93,7 @@ class FakeRunner:
 
     def __init__(
         self,
-        memory: PageMemory,
+        memory: PageMemory | WindowedMemory,
         page_size: int,
         vocab_size: int,
         host: PageMemory | None = None,
@@ -96,9 +101,13 @@ class FakeRunner:
         make_drafts: Callable[[Row], Sequence[int]] | None = None,
     ) -> None:
         """`make_drafts`: as many as a row wants. They write nothing: where draft layers lie is the model's business."""
-        if memory.page_bytes != page_size * SLOT_BYTES:
+        self._apart = None if isinstance(memory, PageMemory) else memory
+        self.window: PageWindow | None = None  # of window parts that are apart
+        self.fixed_slots: Sequence[int] | None = None
+        """Slots of pages' window parts when the step was started; None: as they are when it runs."""
+        self._memory = memory if isinstance(memory, PageMemory) else memory.leading
+        if self._memory.page_bytes != page_size * SLOT_BYTES:
             raise ValueError(f"a fake page of {page_size} tokens has {page_size * SLOT_BYTES} bytes")
-        self._memory = memory
         self._host = host
         self._page_size = page_size
         self._vocab_size = vocab_size
@@ -106,6 +115,10 @@ class FakeRunner:
         self._make_drafts = make_drafts
         self.num_steps = 0
         self.num_tokens = 0
+
+    @property
+    def page_size(self) -> int:
+        return self._page_size
 
     def run(self, batch: Batch) -> StepOutput:
         """Checks every row against the pages, then writes, then samples. Raises `Broken` at the first mismatch."""
@@ -177,8 +190,26 @@ class FakeRunner:
             if slot != fake_slot(prefix, token) or (history is not None and history[position] != token):
                 page = row.pages[position // self._page_size]
                 raise Broken(f"{row.id}: page {page} does not hold the KV of position {position}")
+            if self._is_read_apart(row.start, position) and slot != bytes(self._window_slot(row.pages, position)):
+                raise Broken(f"{row.id}: the window part of position {position} is not what was written")
             prefix = slot[TOKEN_BYTES:]
         return prefix
+
+    def window_slots(self) -> Sequence[int] | None:
+        """Slots of pages' window parts as they are now; None if there are none."""
+        return None if self._apart is None else tuple(self._apart.slot_of)
+
+    def _is_read_apart(self, start: int, position: int) -> bool:
+        """True if the token at `start` reads the window part of `position`."""
+        return self._apart is not None and self.window is not None and position > start - self.window.num_tokens
+
+    def _window_slot(self, pages: Sequence[PageId], position: int) -> memoryview:
+        assert self._apart is not None
+        page, at = pages[position // self._page_size], position % self._page_size * SLOT_BYTES
+        window_slot = (self.fixed_slots or self._apart.slot_of)[page]
+        if window_slot == NO_SLOT:
+            raise Broken(f"page {page} has no window part, and position {position} needs it")
+        return self._apart.windows.page(window_slot)[at : at + SLOT_BYTES]
 
     @staticmethod
     def _new_tokens(row: Row, place: int) -> list[int]:
@@ -195,6 +226,8 @@ class FakeRunner:
                 raise Broken(f"{row.id}: another row of this step writes page {place[0]}, slot {place[1]}")
             written.add(place)
             self._slot(row.pages, position)[:] = slot
+            if self._apart is not None:
+                self._window_slot(row.pages, position)[:] = slot
 
     def _slot(self, pages: Sequence[PageId], position: int) -> memoryview:
         page, slot = pages[position // self._page_size], position % self._page_size
@@ -213,8 +246,13 @@ class FakeRunner:
     def _copy(self, copy: HostCopy) -> None:
         if self._host is None:
             raise Broken("a copy needs swap space; this runner has none")
-        for page, slot in zip(copy.pages, copy.slots, strict=True):
-            if copy.to_host:
-                self._host.page(slot)[:] = self._memory.page(page)
-            else:
-                self._memory.page(page)[:] = self._host.page(slot)
+        size = self._memory.page_bytes
+        for at, (page, slot) in enumerate(zip(copy.pages, copy.slots, strict=True)):
+            pairs = [(self._memory.page(page), self._host.page(slot)[:size])]
+            if self._apart is not None and copy.window_slots[at] != NO_SLOT:
+                pairs.append((self._apart.windows.page(copy.window_slots[at]), self._host.page(slot)[size:]))
+            for ours, theirs in pairs:
+                if copy.to_host:
+                    theirs[:] = ours
+                else:
+                    ours[:] = theirs

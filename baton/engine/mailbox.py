@@ -39,6 +39,8 @@ class Mailbox(Generic[Command]):
 
     def take_all(self, timeout_s: float | None) -> list[Command]:
         """Removes and returns all commands, in order. If there are none, waits up to `timeout_s` (None: for ever)."""
+        if timeout_s == 0.0 and not self._commands:  # as between any two steps; what comes now is the next turn's
+            return []
         with self._arrived:
             if not self._commands and not self._closed:
                 self._arrived.wait(timeout_s)

@@ -57,7 +57,9 @@ class StepMasks:
                 tokens.append(())
                 continue
             first, num_sampled = num_sampled, num_sampled + 1 + len(row.drafted)
-            end = next((place for place in range(first, num_sampled) if place in self.failures), num_sampled)
+            end = num_sampled
+            if self.failures:
+                end = next((place for place in range(first, num_sampled) if place in self.failures), num_sampled)
             if end == first:
                 failures[index] = self.failures[first]
                 metrics.CONSTRAINT_FAILURES_TOTAL.labels(failures[index].reason.value).inc()

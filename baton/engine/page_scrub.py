@@ -41,8 +41,9 @@ class PageScrub:
 
     def report(self, quarantine: Quarantine, now: float) -> None:
         """Updates the metrics. New faults are logged, and make the scrubber look for more; reports an unfit worker."""
-        metrics.PAGE_CHECKS_TOTAL.inc(self._checks.num_checked - self._num_checked)
-        self._num_checked = self._checks.num_checked
+        if num_checked := self._checks.num_checked - self._num_checked:
+            metrics.PAGE_CHECKS_TOTAL.inc(num_checked)
+            self._num_checked += num_checked
         num_new = quarantine.num_faults - self._num_faults
         num_pages = quarantine.num_pages - self._num_quarantined
         if not num_new and not num_pages:

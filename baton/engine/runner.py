@@ -19,13 +19,15 @@ from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.engine.media.step_inputs import EmbeddingSource, row_blocks, step_embeds, step_positions
 from baton.engine.overlap.device_tokens import SentTokens, fill_futures
 from baton.model.attention.base import Segment, plan_step
+from baton.model.attention.row_inputs import RowInputBuffers, RowTensors
+from baton.model.attention.window_slots import with_window_slots
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.drafts.chains import DraftRow, PageDrafts
 from baton.model.drafts.slot_moves import move_slots
 from baton.model.drafts.tree_support import tree_refusal
 from baton.model.loading.loader import LoadedModel
 from baton.model.sampling.prompt_scorer import PromptScorer
-from baton.model.sampling.sampler import SampleResult, sample_tokens
+from baton.model.sampling.sampler import Samples, sample_tokens
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
 from baton.model.vision.embedding import Embeds
@@ -40,7 +42,7 @@ class ModelStep:
     """
 
     batch: Batch
-    sample_result: SampleResult | None
+    sample_result: Samples | None
     masks: StepMasks
     scorer: PromptScorer | None
     storage: PageStorage
@@ -93,6 +95,9 @@ class ModelRunner:
         self._masks = masks
         self._embeddings = embeddings
         self._has_blocks = model.config.media is not None and model.config.media.block_rows is not None
+        # No other part of such a step keeps or changes its inputs: on a device they are copied, and drafts keep them.
+        reuses = storage.device.type == "cpu" and self._drafts is None
+        self._buffers = RowInputBuffers(storage.geometry.page_size) if reuses else None
         self._last: tuple[Batch, torch.Tensor] | None = None  # the step before, and its samples
         self.overlaps = False
         """Set where steps start before the result of the one before is taken: `OverlapScheduler`."""
@@ -155,9 +160,9 @@ class ModelRunner:
     def _copy(self, batch: Batch) -> None:
         for copy in batch.copies:
             if copy.to_host:
-                self._storage.copy_to_host(copy.pages, copy.slots)
+                self._storage.copy_to_host(copy.pages, copy.slots, copy.window_slots)
             else:
-                self._storage.copy_from_host(copy.slots, copy.pages)
+                self._storage.copy_from_host(copy.slots, copy.pages, copy.window_slots)
 
     def _scorer(self, rows: tuple[Row, ...]) -> PromptScorer | None:
         """A scorer of the rows that ask for it; None if none does."""
@@ -170,7 +175,7 @@ class ModelRunner:
             at += len(row.tokens)
         return scorer
 
-    def _extend(self, rows: tuple[Row, ...], scorer: PromptScorer | None) -> tuple[SampleResult, StepMasks]:
+    def _extend(self, rows: tuple[Row, ...], scorer: PromptScorer | None) -> tuple[Samples, StepMasks]:
         """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order, at all places.
 
         On a GPU the masks are filled while the pass runs.
@@ -187,29 +192,37 @@ class ModelRunner:
                 specs.append(row.sample)
                 specs += row.drafted
                 keep += range(len(ids) - 1 - len(row.drafted), len(ids))
-        device = self._storage.device
-        step = plan_step(segments, self._storage.geometry.page_size, device)
         # Not every model accepts an output head over zero rows, so at least one row is kept.
-        places = keep or [len(ids) - 1]
-        flat_ids, flat_places = (int64_tensor(x, device) for x in (ids, places))
+        inputs = self._inputs(rows, ids, segments, keep or [len(ids) - 1])
+        step = with_window_slots(inputs.step, self._storage)
         if any(row.future is not None for row in rows):
-            fill_futures(flat_ids, rows, self._last)
-        positions, embeds = self._positions(rows), self._embeds(rows)
+            fill_futures(inputs.ids, rows, self._last)
+        embeds = self._embeds(rows)
         capture = None if self._drafts is None else self._drafts.new_capture()
-        logits = self._decoder.forward(flat_ids, positions, step, flat_places, scorer, embeds, capture)
+        logits = self._decoder.forward(inputs.ids, inputs.positions, step, inputs.keep, scorer, embeds, capture)
         if self._drafts is not None:
-            own_positions = [at for row in rows for at in row.positions()]
-            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture, embeds)
+            own_positions = int64_tensor([at for row in rows for at in row.positions()], self._storage.device)
+            self._drafts.write(inputs.ids, own_positions, step, capture, embeds)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         specs = check_rows(specs, masks, logits.shape[-1])
-        return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks
+        return sample_tokens(logits if keep else logits[:0], specs, self._sampler, masks.rows), masks
 
-    def _positions(self, rows: tuple[Row, ...]) -> torch.Tensor:
-        """Positions of all new tokens, [tokens], or [3, tokens] where the axes of a model with three differ."""
-        positions = step_positions(rows)
+    def _inputs(
+        self, rows: tuple[Row, ...], ids: list[int], segments: list[Segment], keep: Sequence[int]
+    ) -> RowTensors:
+        """The inputs of the forward pass; those of a step of decode on the CPU are written where the last ones were.
+
+        Positions are [tokens], or [3, tokens] where the axes of a model with three differ.
+        """
+        positions, device = step_positions(rows), self._storage.device
         if isinstance(positions, list):
-            return int64_tensor(positions, self._storage.device)
-        return torch.stack([int64_tensor(axis, self._storage.device) for axis in positions])
+            if self._buffers is not None and len(rows) == len(ids) == len(keep):
+                return self._buffers.fill(ids, positions, segments)
+            places = int64_tensor(positions, device)
+        else:
+            places = torch.stack([int64_tensor(axis, device) for axis in positions])
+        step = plan_step(segments, self._storage.geometry.page_size, device)
+        return RowTensors(int64_tensor(ids, device), places, int64_tensor(keep, device), step)
 
     def _embeds(self, rows: tuple[Row, ...]) -> Embeds | None:
         return step_embeds(rows, self._embeddings, self._storage.device)

@@ -342,6 +342,11 @@ class KVGeometry:
             at += slots * (layer.k_head_dim + layer.v_head_dim)
 
 
+def leading_parts_of(geometry: KVGeometry) -> int | None:
+    """Parts of a page before its window part; None: it has no window part."""
+    return geometry.num_leading_parts if geometry.group.window_layers else None
+
+
 @dataclass(frozen=True, slots=True)
 class PageWindow:
     """The widest window, in tokens, over pages of `page_size` slots. `num_parts`: of a page before its window part.
@@ -363,6 +368,10 @@ class PageWindow:
     def first_page(self, position: int) -> int:
         """Number of the first page whose window part the token at `position`, or a later one, may read."""
         return max(0, position - self.num_tokens + 1) // self.page_size
+
+    def most_pages(self, num_tokens: int) -> int:
+        """Most pages whose window parts a step with `num_tokens` adjacent tokens of a sequence reads or writes."""
+        return ceil_div(self.num_tokens + num_tokens - 2, self.page_size) + 1
 
     def num_usable(
         self, pages: Sequence[PageId], is_windowless: Callable[[PageId], bool], next_position: int | None

@@ -53,8 +53,8 @@ class PoolMemory(Protocol):
         """The GPU's index; 0 for host memory."""
         ...
 
-    def read(self, pages: Sequence[int]) -> list[memoryview]:
-        """Bytes of each of `pages`: views of host memory, or copies of device memory on the host.
+    def read(self, pages: Sequence[int], num_bytes: int | None = None) -> list[memoryview]:
+        """Bytes of each of `pages`, or its first `num_bytes`: views of host memory, or copies on the host.
 
         The caller bounds the number of pages. Raises `IndexError` outside the pool.
         """
@@ -64,8 +64,18 @@ class PoolMemory(Protocol):
         """Writes `contents`, `page_bytes` each, into `pages`. Raises `IndexError` outside the pool."""
         ...
 
-    def host_views(self, pages: Sequence[int]) -> list[memoryview] | None:
-        """Each of `pages` itself, writable; None for memory of a device. Raises `IndexError` outside the pool."""
+    def host_views(self, pages: Sequence[int], num_bytes: int) -> list[memoryview] | None:
+        """The first `num_bytes` of each of `pages`, writable; None where they are not one range of host memory.
+
+        Raises `IndexError` outside the pool.
+        """
+        ...
+
+    def parts(self, pages: Sequence[int]) -> list[list[memoryview]]:
+        """The parts of each of `pages`, as `read` gives them. A window part that is not there is empty.
+
+        Raises `IndexError` outside the pool.
+        """
         ...
 
 
@@ -77,7 +87,7 @@ def page_parts(content: memoryview, part_ends: Sequence[int]) -> list[memoryview
 def write_leading(memory: PoolMemory, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
     """Writes `contents`, all of one size, to the beginnings of `pages`; what is behind them stays."""
     whole = not contents or len(contents[0]) == memory.page_bytes
-    views = None if whole else memory.host_views(pages)
+    views = None if whole else memory.host_views(pages, len(contents[0]))
     if whole:
         memory.write(pages, contents)
     elif views is None:  # a device takes whole pages
@@ -86,7 +96,7 @@ def write_leading(memory: PoolMemory, pages: Sequence[int], contents: Sequence[m
         memory.write(pages, [memoryview(page) for page in joined])
     else:
         for view, content in zip(views, contents, strict=True):
-            view[: len(content)] = content
+            view[:] = content
 
 
 def pool_extent(memory: PoolMemory) -> str:
@@ -134,15 +144,23 @@ class PageMemory:
         start = page_id * self.page_bytes
         return self.buffer[start : start + self.page_bytes]
 
-    def read(self, pages: Sequence[int]) -> list[memoryview]:
+    def read(self, pages: Sequence[int], num_bytes: int | None = None) -> list[memoryview]:
         """See `PoolMemory`; nothing is copied."""
-        return [self.page(page) for page in pages]
+        if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
+            raise IndexError(f"pages from {min(pages)} to {max(pages)} are outside a pool of {self.num_pages}")
+        buffer, size = self.buffer, self.page_bytes
+        length = size if num_bytes is None else min(size, num_bytes)
+        return [buffer[page * size : page * size + length] for page in pages]
 
     def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
         """See `PoolMemory`."""
         for page, content in zip(pages, contents, strict=True):
             self.page(page)[:] = content
 
-    def host_views(self, pages: Sequence[int]) -> list[memoryview]:
+    def host_views(self, pages: Sequence[int], num_bytes: int) -> list[memoryview]:
         """See `PoolMemory`."""
-        return self.read(pages)
+        return self.read(pages, num_bytes)
+
+    def parts(self, pages: Sequence[int]) -> list[list[memoryview]]:
+        """See `PoolMemory`; nothing is copied."""
+        return [page_parts(page, self.part_ends) for page in self.read(pages)]

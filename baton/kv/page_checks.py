@@ -53,15 +53,16 @@ class PageChecks:
         digests = self._pool.digests
         settled = digests.settled(pages)
         digests.mark_checked(settled)
-        return self.compare(settled, [digests.digest(page) for page in settled])
+        return self.compare(settled, digests.all_of(settled))
 
     def compare(self, pages: Sequence[PageId], digests: Sequence[int]) -> list[PageId]:
         """Those of `pages` whose bytes do not have the digest given for them."""
         if self._hasher is None or not pages:
             return []
         self.num_checked += len(pages)
-        found = self._hasher.digests(pages)
-        return [page for page, one, wanted in zip(pages, found, digests, strict=True) if one != wanted]
+        fits = self._pool.digests.fits
+        found = zip(pages, self._hasher.digests(pages), digests, strict=True)
+        return [page for page, one, wanted in found if not fits(page, one, wanted)]
 
     def take_wrong(self) -> list[PageId]:
         """Takes the damaged pages that the cache met when it entered their duplicates."""

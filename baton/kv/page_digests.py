@@ -10,7 +10,8 @@ signed anew. The lifecycle of a page, one instance a pool:
 A page's digest is one number of 64 bits a part of the page (`baton.kv.geometry`), the first part lowest.
 
 A page is windowless if its window part (`baton.kv.geometry`) was not delivered with the rest. Its digest then covers
-that part as it lies, so that damage is found there too.
+that part as it lies, so that damage is found there too. Where window parts have slots of their own
+(`baton.kv.windows.slots`), a page without one is windowless, and its last part has the digest of no bytes.
 
 A condemned page is neither matched nor announced. A page with two faults within `FAULT_WINDOW_S` is retired at its
 next release and never allocated again.
@@ -28,6 +29,8 @@ from baton.domain.ids import PageId
 
 PART_BITS = 64
 PART_MASK = (1 << PART_BITS) - 1
+ABSENT_DIGEST = 0x2D06800538D394C2
+"""xxh3-64 of no bytes: digest of a window part that is not there."""
 FAULT_WINDOW_S = 3600.0
 """Two faults of one page within this time retire it."""
 
@@ -65,6 +68,22 @@ def split_parts(digests: Sequence[int], num_parts: int) -> list[int]:
     return [(digest >> (PART_BITS * at)) & PART_MASK for digest in digests for at in range(num_parts)]
 
 
+def without_window(digest: int, num_parts: int) -> int:
+    """Digest of a page of `num_parts` parts, with `digest`, once its last part is not there."""
+    shift = PART_BITS * (num_parts - 1)
+    return (digest & ((1 << shift) - 1)) | (ABSENT_DIGEST << shift)
+
+
+def is_windowless(digest: int, num_parts: int) -> bool:
+    """True if `digest` is of a page whose window part is not there."""
+    return num_parts > 1 and digest >> (PART_BITS * (num_parts - 1)) == ABSENT_DIGEST
+
+
+def is_same(found: int, wanted: int, num_parts: int) -> bool:
+    """True if bytes with the digest `found` are those of a page with `wanted`, whose window part may be absent."""
+    return wanted == (without_window(found, num_parts) if is_windowless(wanted, num_parts) else found)
+
+
 class PageState(enum.IntEnum):
     """State of a page's digest."""
 
@@ -91,6 +110,54 @@ class PageDigests:
         self._faulted_at: dict[PageId, float] = {}
         self._worn: set[PageId] = set()  # retired when they are freed
         self._windowless = bytearray(num_pages)
+        self._num_parts = 0  # of a page, where window parts have slots of their own; 0: they have none
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._states)
+
+    def keep_windows_apart(self, num_parts: int) -> None:
+        """Window parts have slots of their own: every page begins without one. `num_parts`: of a page."""
+        self._num_parts = num_parts
+        self._windowless = bytearray(b"\1" * self.num_pages)
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a page where window parts have slots of their own; 0: they have none."""
+        return self._num_parts
+
+    def gain_window(self, page: PageId) -> None:
+        """A page that is not settled has got a slot for its window part."""
+        self._windowless[page] = False
+
+    def lose_window(self, page: PageId) -> None:
+        """A page has given its slot back."""
+        self._windowless[page] = True
+        if self._states[page] == _SETTLED:
+            self._digests[page] = without_window(self._digests[page], self._num_parts)
+
+    def move_window(self, page: PageId, other: PageId) -> None:
+        """The window part of one settled page is now that of another one, with its digest."""
+        shift = PART_BITS * (self._num_parts - 1)
+        if self._states[page] == _SETTLED == self._states[other]:
+            window = self._digests[page] >> shift
+            self._digests[other] = (self._digests[other] & ((1 << shift) - 1)) | (window << shift)
+        self._tags.pop(other, None)  # it does not cover this window part
+        self._windowless[other] = False
+        self.lose_window(page)
+
+    def as_it_is(self, page: PageId, digest: int) -> int:
+        """The digest to expect of a page that had `digest`, perhaps with its window part, if it has no slot now."""
+        return without_window(digest, self._num_parts) if self._num_parts and self._windowless[page] else digest
+
+    def fits(self, page: PageId, found: int, wanted: int) -> bool:
+        """True if a page whose bytes have the digest `found` may be one that had `wanted` earlier.
+
+        It may have lost its window part since then, or got it back, where window parts have slots.
+        """
+        if not self._num_parts:
+            return found == wanted
+        return is_same(found, self.as_it_is(page, wanted), self._num_parts)
 
     def state(self, page: PageId) -> PageState:
         return _STATES[self._states[page]]
@@ -117,18 +184,31 @@ class PageDigests:
 
     def set(self, page: PageId, digest: int) -> None:
         """Settles a page whose bytes are final. Raises `Broken` for a page that has settled already."""
-        if self._states[page]:
-            raise Broken(f"page {page} is {self.state(page).name} and cannot settle")
-        self._states[page] = _SETTLED
-        self._digests[page] = digest
+        self.set_all((page,), (digest,))
+
+    def set_all(self, pages: Sequence[PageId], digests: Sequence[int]) -> None:
+        """`set` for each of `pages`. Raises `Broken` at the first one that has settled already."""
+        states, kept, checked_at = self._states, self._digests, self._checked_at
+        has_slots = self._num_parts > 0
         self._num_checks += 1
-        self._checked_at[page] = self._num_checks
+        number = self._num_checks
+        for page, digest in zip(pages, digests, strict=True):
+            if states[page]:
+                raise Broken(f"page {page} is {self.state(page).name} and cannot settle")
+            states[page] = _SETTLED
+            kept[page] = self.as_it_is(page, digest) if has_slots else digest
+            checked_at[page] = number
 
     def digest(self, page: PageId) -> int:
         """Digest of a settled page. Raises `Broken` for any other."""
         if self._states[page] != _SETTLED:
             raise Broken(f"page {page} is {self.state(page).name} and has no digest")
         return self._digests[page]
+
+    def all_of(self, pages: Sequence[PageId]) -> list[int]:
+        """`digest` of each of `pages`."""
+        states, kept = self._states, self._digests
+        return [kept[page] if states[page] == _SETTLED else self.digest(page) for page in pages]
 
     def keep_tag(self, page: PageId, tag: bytes) -> None:
         """Keeps the tag of a settled page until it is freed. Raises `Broken` for any other page."""
@@ -176,7 +256,7 @@ class PageDigests:
         """Forgets the digest of a page without holds. True if the page is retired. Only the pool calls this."""
         if self._tags:
             self._tags.pop(page, None)
-        self._windowless[page] = False
+        self._windowless[page] = self._num_parts > 0
         if page in self._worn:
             self._states[page] = _RETIRED
             return True

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.domain.arithmetic import ceil_div
+from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest
+from baton.kv.events.event import PageContent, page_contents
 from baton.kv.eviction import NO_PRIORITY
 from baton.kv.keys import next_key, page_extras, page_keys, root_key
 from baton.kv.page_checks import PageChecks
-from baton.kv.pages import Hold
+from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 
@@ -34,6 +36,10 @@ class PageTable:
         self._keys: list[PageKey] = []  # of the cached pages
         self._blocking: PageKey | None = None  # behind `_keys`: cached in a page that the last insert did not pass
         self._counts_hits = False  # the matched pages are still to be counted as hits
+        self._windows = cache.pool.windows
+        self.has_windows = self._windows is not None and cache.window is not None  # window parts have slots
+        self._held = range(0)  # numbers of the pages whose window parts are held
+        self._num_reserved = 0  # window slots
         self._priority = NO_PRIORITY  # of the request
 
     @property
@@ -57,6 +63,86 @@ class PageTable:
         window, is_windowless = self.cache.window, self.cache.pool.digests.is_windowless
         return window is None or window.num_usable(self.pages, is_windowless, None) == len(self.pages)
 
+    @property
+    def window_slots(self) -> tuple[int, ...]:
+        """Slot of each page's window part, or `NO_SLOT`; empty if window parts are in their pages."""
+        return () if self._windows is None else self._windows.slots(self.pages)
+
+    def reserve_windows(
+        self, num_tokens: int, least_tokens: int | None = None, end: int | None = None, *, num_spare: int = 0
+    ) -> bool:
+        """Makes sure of the slots for steps of up to `num_tokens` tokens over the table's pages, and no more.
+
+        `least_tokens`: steps may be as short as that where others would take more than half of all slots. `end`: where
+        the steps end at the latest; a page has one window part. False, without a change, if too many slots are reserved
+        for others, or there are not so many, or fewer than `num_spare` would be left.
+        """
+        windows, window = self._windows, self.cache.window
+        if windows is None or window is None:
+            return True
+        num_slots = window.most_pages(num_tokens)
+        if least_tokens is not None:
+            num_slots = min(num_slots, max(window.most_pages(least_tokens), windows.num_usable // 2))
+        if end is not None:
+            num_slots = min(num_slots, ceil_div(end, self._page_size))
+        num_more = num_slots - self._num_reserved
+        if num_spare and windows.num_unreserved < num_more + num_spare:
+            return False
+        if num_more and not windows.reserve(num_more):
+            return False
+        self._num_reserved = num_slots
+        return True
+
+    def reach_back(self, position: int) -> None:
+        """Holds what the token at `position` reads, too, which comes before the one that the match was made for.
+
+        Raises `Broken` if a window part is not there: see `can_continue`.
+        """
+        if self._windows is None or self.cache.window is None:
+            return
+        begin, stop = (self._held.start, self._held.stop) if self._held else (len(self.pages), len(self.pages))
+        first = self.cache.window.first_page(position)
+        if first < begin:
+            self._windows.hold(self.pages[first:begin], matched=True)
+            self._held = range(first, stop)
+
+    def max_step_tokens(self, start: int) -> int | None:
+        """Most tokens from position `start` on for whose window parts there are slots; None: any number."""
+        if self._windows is None or self.cache.window is None:
+            return None
+        return (self.cache.window.first_page(start) + self._num_reserved) * self._page_size - start
+
+    def cover_windows(self, start: int, end: int) -> None:
+        """Holds the window parts that the tokens [start, end) read and write.
+
+        Raises `Broken`, without a change, for more than were reserved. Positions before an earlier `start` must not be
+        covered again.
+        """
+        if self._windows is None or self.cache.window is None:
+            return
+        first, last = self.cache.window.first_page(start), ceil_div(end, self._page_size)
+        begin, stop = (self._held.start, self._held.stop) if self._held else (first, first)
+        if max(last, stop) - begin > self._num_reserved or not self._windows.take(self.pages[stop:last]):
+            kept = f"{self._num_reserved} are reserved, pages {self._held} are held"
+            raise Broken(f"no window slots for tokens [{start}, {end}): {kept}")
+        self._held = range(begin, max(last, stop))
+
+    def pass_windows(self, position: int) -> None:
+        """Gives up the window parts that neither the token at `position` nor a later one reads."""
+        if self._windows is None or self.cache.window is None:
+            return
+        first = min(self.cache.window.first_page(position), self._held.stop)
+        if first > self._held.start:
+            self._windows.drop(self.pages[self._held.start : first], passed=True)
+            self._held = range(first, self._held.stop)
+
+    def _drop_windows(self, first: int = 0) -> None:
+        """Drops the holds of the window parts from page number `first` on."""
+        first = max(first, self._held.start)
+        if self._windows is not None and first < self._held.stop:
+            self._windows.drop(self.pages[first : self._held.stop])
+            self._held = range(self._held.start, first)
+
     def set_priority(self, priority: int) -> None:
         """Sets the request's priority, for the eviction of the pages that it uses."""
         self._priority = priority
@@ -71,6 +157,11 @@ class PageTable:
         self.pages = self.cache.match(keys, self._hold, next_position)
         self._keys = list(keys[: len(self.pages)])
         self._counts_hits = bool(self._keys)
+        if self._windows is not None and self.cache.window is not None:
+            position = self.num_slots if next_position is None else next_position
+            num_pages = len(self.pages)
+            self._held = range(min(self.cache.window.first_page(position), num_pages), num_pages)
+            self._windows.hold(self.pages[self._held.start :], matched=True)
         return self.num_slots
 
     def match_tokens(self, tokens: Sequence[int]) -> int:
@@ -118,6 +209,7 @@ class PageTable:
         """Frees pages beyond those that cover `num_tokens` slots: extended for drafts that were rejected."""
         first = ceil_div(num_tokens, self._page_size)
         if first < len(self.pages):
+            self._drop_windows(first)
             self.cache.pool.drop(self.pages[first:], self._hold)
             del self.pages[first:]
 
@@ -126,7 +218,8 @@ class PageTable:
 
         Visits only pages that were not entered before; those without a digest settle. A page that another request
         cached meanwhile replaces the table's own: the bytes are the same. A tainted table enters nothing. Neither does
-        one whose next page is held elsewhere without its window part; it makes no key until that has changed.
+        one whose next page is held elsewhere without its window part (only without window slots); it makes no key until
+        that has changed.
         """
         if self.is_tainted:
             return
@@ -136,19 +229,37 @@ class PageTable:
         if self._blocking is not None and self.cache.is_held_windowless(self._blocking, self.pages[num_cached]):
             self.cache.settle(self.pages[num_cached:num_full])
             return
-        parent = self._keys[-1] if self._keys else None
-        key = parent or root_key(self.salt)
-        keys: list[PageKey] = []
-        for start in range(num_cached * self._page_size, num_full * self._page_size, self._page_size):
-            end = start + self._page_size
-            key = next_key(key, tokens[start:end], page_extras(start, end, self.media))
-            keys.append(key)
-        new = tokens[num_cached * self._page_size : num_full * self._page_size]
-        used = self.cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)
+        parent, keys = self._keys[-1] if self._keys else None, self._next_keys(tokens, num_full)
+        contents = self.contents(tokens, num_cached, num_full)
+        used = self.cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, contents)
         self.pages[num_cached : num_cached + len(used)] = used
         self._keys += keys[: len(used)]
         self._blocking = keys[len(used)] if len(used) < len(keys) else None
         self.cache.raise_priority(keys[: len(used)], self._priority)
+
+    def num_taken(self, tokens: Sequence[int], num_filled: int) -> int:
+        """Number of available pages that `cache_full_pages` would hold in place of the table's own."""
+        keys = self._next_keys(tokens, min(num_filled, len(tokens)) // self._page_size)
+        found = [page for key in keys if (page := self.cache.find(key)) is not None]
+        return sum(self.cache.pool.owner(page) == Owner.CACHED for page in found)
+
+    def _next_keys(self, tokens: Sequence[int], num_full: int) -> list[PageKey]:
+        """Keys of the pages behind the cached ones, up to page number `num_full`."""
+        key, keys = self._keys[-1] if self._keys else root_key(self.salt), list[PageKey]()
+        for start in range(len(self._keys) * self._page_size, num_full * self._page_size, self._page_size):
+            end = start + self._page_size
+            key = next_key(key, tokens[start:end], page_extras(start, end, self.media) if self.media else b"")
+            keys.append(key)
+        return keys
+
+    def contents(self, tokens: Sequence[int], first: int, end: int) -> list[PageContent]:
+        """What readers of events learn of the pages [first, end) with these tokens, from the table's start on.
+
+        Empty if there is no such reader.
+        """
+        if self.cache.events is None or not self.cache.events.with_content:
+            return []
+        return page_contents(tokens, self.media, self._page_size, first, end)
 
     def digests(self, num_pages: int) -> list[int]:
         """Digests of the first `num_pages` pages: the kept ones, and new ones of pages that are not full yet.
@@ -191,5 +302,9 @@ class PageTable:
     def release(self) -> None:
         """Drops the hold of all pages and empties the table. Cached pages stay in the cache."""
         self.cache.touch(self._keys)
+        self._drop_windows()
+        if self._windows is not None:
+            self._windows.reserve(-self._num_reserved)
+            self._held, self._num_reserved = range(0), 0
         self.cache.pool.drop(self.pages, self._hold)
         self.pages, self._keys, self._blocking = [], [], None

@@ -18,7 +18,7 @@ from baton.domain.ids import Incarnation, PageId, PageKey, new_incarnation
 from baton.domain.request import EngineRequest
 from baton.domain.trust import ClusterTrust
 from baton.kv.keys import next_key, page_extras, page_keys, root_key
-from baton.kv.memory import PoolMemory, page_parts
+from baton.kv.memory import PoolMemory
 
 NONCE_BYTES = 12
 TAG_BYTES = NONCE_BYTES + 16
@@ -74,7 +74,7 @@ class PoolTagger:
         """Tags of the bytes of `pages` as they are now."""
         tags = []
         for page, identity in zip(pages, identities, strict=True):
-            parts = page_parts(self._memory.read([page])[0], self._memory.part_ends)
+            (parts,) = self._memory.parts([page])
             tags.append(b"".join([self._tag(part, _bind(identity, number)) for number, part in enumerate(parts)]))
         return tags
 
@@ -108,11 +108,10 @@ class TagVerifier:
         self, memory: PoolMemory, pages: Sequence[PageId], tags: Sequence[PageTag], num_parts: int | None = None
     ) -> list[int]:
         """Positions in `pages` whose bytes do not fit their tag. `num_parts`: of leading parts; None: of all."""
-        ends = memory.part_ends[:num_parts]
         if num_parts is not None:
             tags = [PageTag(tag.identity, tag.tag[: TAG_BYTES * num_parts]) for tag in tags]
         pairs = enumerate(zip(pages, tags, strict=True))
-        return [at for at, (page, tag) in pairs if not self.fits(page_parts(memory.read([page])[0], ends), tag)]
+        return [at for at, (page, tag) in pairs if not self.fits(memory.parts([page])[0][:num_parts], tag)]
 
     def _fits(self, part: memoryview, tag: bytes, bound: bytes) -> bool:
         nonce, given = tag[:NONCE_BYTES], tag[NONCE_BYTES:]

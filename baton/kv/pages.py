@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId
 from baton.kv.page_digests import PageDigests, PageState
+from baton.kv.windows.slots import WindowSlots
 
 
 class Hold(enum.IntEnum):
@@ -48,6 +49,7 @@ _OWNERS_BY_PRIORITY = (
 _OWNERS = tuple(Owner)
 """By number. Calling the class takes several times longer, and this runs for every page of every step."""
 _UNHELD = (Owner.FREE, Owner.RETIRED)
+_IS_HELD = tuple(owner not in (Owner.FREE, Owner.CACHED, Owner.RETIRED) for owner in Owner)
 
 
 class PagePool:
@@ -68,6 +70,19 @@ class PagePool:
         self.digests = PageDigests(num_pages)
         self.on_evictable: Callable[[PageId], None] | None = None
         """Called with a page whose last hold was dropped and that is cached. Only the prefix cache sets it."""
+        self.windows: WindowSlots | None = None
+        """Slots of the pages' window parts; None: pages that have one have it in themselves."""
+
+    def add_window_slots(self, num_slots: int, num_parts: int) -> WindowSlots:
+        """Keeps window parts, the last of a page's `num_parts` parts, apart. Call it before the first page is used."""
+        self.digests.keep_windows_apart(num_parts)
+        self.windows = WindowSlots(num_slots, self.num_pages, self.is_cached, self.digests)
+        return self.windows
+
+    @property
+    def num_window_parts(self) -> int:
+        """Parts of a page, the last of which has a slot or is not there; 1: no page is without a part."""
+        return 1 if self.windows is None else self.digests.num_parts
 
     @property
     def num_free(self) -> int:
@@ -93,6 +108,10 @@ class PagePool:
 
     def owner(self, page: PageId) -> Owner:
         return _OWNERS[self._owners[page]]
+
+    def has_hold(self, page: PageId, hold: Hold) -> bool:
+        """True if the page is held for `hold`."""
+        return self._holds[hold][page] > 0
 
     def num_held_once(self, pages: Iterable[PageId]) -> int:
         """Number of `pages` that have exactly one hold."""
@@ -133,7 +152,8 @@ class PagePool:
     def set_cached(self, page: PageId, cached: bool) -> None:
         """Marks a page as cached. Only the prefix cache calls this."""
         self._cached[page] = cached
-        self._update_owner(page)
+        if not _IS_HELD[self._owners[page]]:  # of a held page the strongest hold decides
+            self._update_owner(page)
 
     def is_cached(self, page: PageId) -> bool:
         """True if the page is in the prefix cache, whatever else holds it."""
@@ -147,6 +167,8 @@ class PagePool:
     def check(self) -> None:
         """Recomputes every owner from the holds. Raises `Broken` at the first difference."""
         self.check_pages(0, self.num_pages)
+        if self.windows is not None:
+            self.windows.check()
         counted = [self._owners.count(owner) for owner in Owner]
         if counted != self._num_owned:
             raise Broken(f"owners' counts {self._num_owned} are really {counted}")
@@ -155,6 +177,8 @@ class PagePool:
         """The part of `check` that concerns single pages, for pages [start, stop). Totals are not recounted."""
         if len(self._free) != self._num_owned[Owner.FREE]:
             raise Broken(f"{len(self._free)} pages are on the free list, {self._num_owned[Owner.FREE]} are free")
+        if self.windows is not None:
+            self.windows.check_pages(start, stop)
         for page in range(start, stop):
             owner = self._strongest_owner(page)
             if owner != self._owners[page]:
@@ -180,6 +204,8 @@ class PagePool:
         before, now = self._owners[page], self._strongest_owner(page)
         if before == now:
             return
+        if now == Owner.FREE and self.windows is not None:
+            self.windows.on_freed(page)
         if now == Owner.FREE and self.digests.on_freed(page):
             now = Owner.RETIRED
         self._owners[page] = now

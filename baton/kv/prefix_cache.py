@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
+from baton.kv.events.event import EMPTY, PageContent
 from baton.kv.events.source import EventSource
-from baton.kv.eviction import EvictionPolicy, EvictionQueue, PageUse
+from baton.kv.eviction import NO_PRIORITY, EvictionPolicy, EvictionQueue, PageUse
 from baton.kv.geometry import PageWindow
 from baton.kv.page_digests import PageHasher, PageState
 from baton.kv.pages import Hold, Owner, PagePool
@@ -96,11 +97,22 @@ class PrefixCache:
         pages = [self._nodes[key].page for key in keys[:num_cached]]
         return self.window.num_usable(pages, self.pool.digests.is_windowless, None)
 
-    def num_whole(self, pages: Sequence[PageId]) -> int:
-        """Number of leading `pages` that have all their parts, which any other worker can use."""
+    def num_givable(self, pages: Sequence[PageId]) -> int:
+        """Number of leading `pages` that any other worker can use: that have all their parts.
+
+        With window slots those behind which a sequence can go on: importers are told which window parts there are.
+        """
         if self.window is None:
             return len(pages)
+        if self.pool.windows is not None:
+            return self.window.num_usable(pages, self.pool.digests.is_windowless, None)
         return next((at for at, page in enumerate(pages) if self.pool.digests.is_windowless(page)), len(pages))
+
+    def reached(self, pages: Sequence[PageId]) -> Sequence[PageId]:
+        """Those of the leading `pages` of a sequence whose window parts, in slots, the token behind them reads."""
+        if self.window is None or self.pool.windows is None:
+            return ()
+        return pages[self.window.first_page(len(pages) * self.window.page_size) :]
 
     def insert(
         self,
@@ -108,30 +120,31 @@ class PrefixCache:
         keys: Sequence[PageKey],
         pages: Sequence[PageId],
         hold: Hold,
-        tokens: Sequence[int] = (),
+        contents: Sequence[PageContent] = (),
         *,
         foreign: bool = False,
     ) -> list[PageId]:
         """Enters filled pages that follow the cached page `parent` (None: the root).
 
-        `tokens`: of all these pages, for readers of events.
-
-        `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
-        now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
-        If that one was damaged, its duplicate and the pages behind it settle, do not enter, and the result is shorter
-        (`take_wrong`). If that one lacks the window part that its duplicate has, the duplicate takes its place, or if
-        it is held (`is_held_windowless`), the result is shorter as well. `foreign`: the pages were not computed here.
+        `contents`: of these pages, for readers of events; without any they learn the keys. `pages[i]` has the KV that
+        `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from now on. A page that was
+        cached already replaces its duplicate: the hold moves to the cached page, and the duplicate is freed. If the
+        cached one was damaged, its duplicate and the pages behind it settle, do not enter, and the result is shorter
+        (`take_wrong`). If the cached one lacks the window part that its duplicate has, the duplicate takes its place,
+        or if the cached one is held (`is_held_windowless`), the result is shorter as well. With window slots it is
+        shorter before a duplicate that is pinned, too. `foreign`: the pages were not computed here.
         """
-        self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
+        nodes, pairs = self._nodes, zip(keys, pages, strict=True)
+        self.settle([page for key, page in pairs if key not in nodes or self._lacks_window(key, page)])
         used: list[PageId] = []
-        size = len(tokens) // max(1, len(keys))
-        for start, key, page in zip(itertools.count(0, size), keys, pages, strict=False):
-            if self._is_damaged(key, page) or self.is_held_windowless(key, page):
+        for key, page, content in zip(keys, pages, contents or itertools.repeat(EMPTY), strict=False):
+            if key in nodes and self._blocks(key, page):
                 break
             new = _Node(page, parent, is_foreign=foreign)
-            used.append(self._insert_one(key, new, hold, tokens[start : start + size]))
+            used.append(self._insert_one(key, new, hold, content))
             parent = key
-        self.settle(pages[len(used) :])
+        if len(used) < len(pages):
+            self.settle(pages[len(used) :])
         self.touch(keys[: len(used)])
         return used
 
@@ -144,8 +157,7 @@ class PrefixCache:
         """Takes the digests of those of `pages`, all completely written, that have none."""
         digests = self.pool.digests
         if self.hasher is not None and (new := digests.unsettled(pages)):
-            for page, digest in zip(new, self.hasher.digests(new), strict=True):
-                digests.set(page, digest)
+            digests.set_all(new, self.hasher.digests(new))
 
     def digests(self, pages: Sequence[PageId]) -> list[int]:
         """Kept digests of `pages`; the bytes of those that have none are hashed now. Empty if digests are off."""
@@ -158,8 +170,9 @@ class PrefixCache:
 
     def touch(self, keys: Sequence[PageKey]) -> None:
         """Makes the cached pages of a chain the most recently used; the first page becomes the youngest."""
+        nodes = self._nodes
         for key in reversed(keys):
-            node = self._nodes.get(key)
+            node = nodes.get(key)
             if node is not None:  # not quarantined meanwhile
                 self._num_uses += 1
                 node.use.last_use = self._num_uses
@@ -173,6 +186,8 @@ class PrefixCache:
 
     def raise_priority(self, keys: Sequence[PageKey], priority: int) -> None:
         """Tells that a request of `priority` uses the cached pages of a chain, which begins with the first page."""
+        if priority == NO_PRIORITY:
+            return
         for key in keys:
             node = self._nodes.get(key)
             if node is not None:
@@ -197,7 +212,7 @@ class PrefixCache:
 
     def is_held_windowless(self, key: PageKey, page: PageId) -> bool:
         """True if `key` is cached without the window part that `page` has, in a page that does not give way to it."""
-        return self._lacks_window(key, page) and self._is_held(key)
+        return self.pool.windows is None and self._lacks_window(key, page) and self._is_held(key)
 
     def quarantine(self, key: PageKey) -> list[PageKey]:
         """Takes out a page and all its descendants; unheld ones are freed, held ones condemned.
@@ -217,16 +232,16 @@ class PrefixCache:
         return [one for one in self._subtree(key) if self._nodes[one].is_foreign] if key in self._nodes else []
 
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
-        """Takes `num_pages` pages held for `hold`, evicting as needed. None, without a change, if there are too few."""
+        """Takes `num_pages` pages held for `hold`, evicting as needed, also for those that retire. None: too few."""
         if num_pages > self.num_available:
             return None
-        self._evict(num_pages - self.pool.num_free)
+        while (num_lacking := num_pages - self.pool.num_free) > 0 and self.pool.num_cached:
+            self._evict(min(num_lacking, self.pool.num_cached))
         return self.pool.allocate(num_pages, hold)
 
     def clear(self) -> int:
         """Evicts every unheld page; returns their number."""
-        num_pages = self.pool.num_cached
-        events = self.events
+        num_pages, events = self.pool.num_cached, self.events
         if events is not None and num_pages and num_pages == len(self._nodes):  # one event for all pages
             events.cleared()
             self.events = None
@@ -293,6 +308,13 @@ class PrefixCache:
         node, digests = self._nodes.get(key), self.pool.digests
         return node is not None and digests.is_windowless(node.page) and not digests.is_windowless(page)
 
+    def _blocks(self, key: PageKey, page: PageId) -> bool:
+        """True if `page` cannot be entered for `key`, which is cached."""
+        if self._is_damaged(key, page) or self.is_held_windowless(key, page):
+            return True
+        is_duplicate = self.pool.windows is not None and self._nodes[key].page != page
+        return is_duplicate and self.pool.has_hold(page, Hold.PINNED)  # another worker may read its slot, by number
+
     def _replace(self, key: PageKey, node: _Node, page: PageId) -> None:
         """Puts `page`, which has all parts, in the place of the unheld page of `key`, which is freed."""
         old, node.page = node.page, page
@@ -300,7 +322,7 @@ class PrefixCache:
         self.pool.set_cached(page, True)
         self.pool.set_cached(old, False)
 
-    def _insert_one(self, key: PageKey, new: _Node, hold: Hold, tokens: Sequence[int]) -> PageId:
+    def _insert_one(self, key: PageKey, new: _Node, hold: Hold, content: PageContent) -> PageId:
         page, parent, node = new.page, new.parent, self._nodes.get(key)
         if node is None:
             self._nodes[key] = node = new
@@ -308,15 +330,17 @@ class PrefixCache:
             if parent is not None:
                 self._nodes[parent].num_children += 1
             self.pool.set_cached(page, True)
-        elif self._lacks_window(key, page):
+        elif self._lacks_window(key, page) and self.pool.windows is None:
             self._replace(key, node, page)
         elif node.page != page:
+            if self.pool.windows is not None:
+                self.pool.windows.replace(page, node.page)
             self.pool.hold([node.page], hold)
             self.pool.drop([page], hold)
-        self._announce(key, node, tokens)
+        self._announce(key, node, content)
         return node.page
 
-    def _announce(self, key: PageKey, node: _Node, tokens: Sequence[int]) -> None:
+    def _announce(self, key: PageKey, node: _Node, content: PageContent) -> None:
         """Announces a page that is not announced yet, if others can be given it."""
         if node.is_announced:
             return
@@ -324,7 +348,7 @@ class PrefixCache:
         node.is_announced = follows and not self.pool.digests.is_windowless(node.page)
         if self.events is not None:
             if node.is_announced:
-                self.events.stored(key, node.parent, tokens)
+                self.events.stored(key, node.parent, content)
             else:
                 self.events.withheld()
 

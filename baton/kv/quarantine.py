@@ -35,12 +35,19 @@ class Quarantine:
         self.num_pages = 0
 
     def add_pages(self, pages: Iterable[PageId], now: float) -> None:
-        """Quarantines pages whose bytes differ from their digests. Unheld ones are freed, held ones condemned."""
+        """Quarantines pages whose bytes differ from their digests. Unheld ones are freed, held ones condemned.
+
+        All faults are recorded first: a page that is freed with its parent would not be retired.
+        """
+        pages = list(pages)
         for page in pages:
             self.num_faults += 1
             if not self._incidents or now - self._incidents[-1] > INCIDENT_S:
                 self._incidents.append(now)
             self._cache.pool.digests.record_fault(page, now)
+            if self._cache.pool.windows is not None:
+                self._cache.pool.windows.record_fault(page, now)
+        for page in pages:
             key = self._cache.key_of(page)
             if key is None:
                 self._cache.pool.condemn(page)

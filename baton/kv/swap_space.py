@@ -9,14 +9,15 @@ from collections.abc import Sequence
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId
-from baton.kv.page_digests import PageDigests, PageHasher
+from baton.kv.page_digests import PageDigests, PageHasher, is_same
 
 
 class SwapSpace:
     """Allocates page-sized slots."""
 
-    def __init__(self, num_slots: int, hasher: PageHasher | None = None) -> None:
-        """`hasher`: of the slots' bytes; None: digests are off."""
+    def __init__(self, num_slots: int, hasher: PageHasher | None = None, num_parts: int = 1) -> None:
+        """`hasher`: of the slots' bytes; None: digests are off. `num_parts`: of a page."""
+        self._num_parts = num_parts
         self.num_slots = num_slots
         self._free = list(reversed(range(num_slots)))
         self._digests = PageDigests(num_slots)
@@ -56,7 +57,8 @@ class SwapSpace:
         wanted = self.digests(slots)
         if self._hasher is None or not wanted:
             return True
-        return list(self._hasher.digests([PageId(slot) for slot in slots])) == wanted
+        found = self._hasher.digests([PageId(slot) for slot in slots])
+        return all(is_same(*pair, self._num_parts) for pair in zip(found, wanted, strict=True))
 
     def free(self, slots: tuple[int, ...]) -> None:
         """Returns slots. Raises `Broken` for a slot that is not allocated."""

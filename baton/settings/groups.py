@@ -214,6 +214,11 @@ class WorkerSettings(WorkerProcessSettings):
     kv_memory_mib: Count = 512
     """Memory for the pool, in MiB, unless num_pages is given."""
 
+    window_slots: str = "auto"
+    """KV of layers with a sliding window, where other layers have none, in slots of its own, for the tokens that are
+    still read: auto, a share of the pages that has a slot (such as 0.25), or off. Other models, int8 pages, several
+    head groups and GPUs have no slots."""
+
     max_model_len: Count | None = None
     """Most tokens of prompt and output together; default: the model's own limit."""
 
@@ -320,6 +325,16 @@ class WorkerSettings(WorkerProcessSettings):
             raise ValueError("kv_dtype int8 and draft_model exclude each other: draft layers have no scales")
         return self
 
+    @field_validator("window_slots")
+    @classmethod
+    def _is_a_share(cls, text: str) -> str:
+        _share_of(text, 1.0)
+        return text
+
+    def window_share(self, auto: float) -> float | None:
+        """Window slots a page; None: no slots. `auto`: for that choice."""
+        return _share_of(self.window_slots, auto)
+
     @property
     def max_idle_check_pages(self) -> int | None:
         """The bound of `baton.kv.integrity_check`; None: no bound."""
@@ -348,6 +363,21 @@ class WorkerSettings(WorkerProcessSettings):
             why = f"one page takes {page_bytes / MIB:.1f} MiB"
             raise SettingsError(f"kv_memory_mib={self.kv_memory_mib}", why=why, hint="Raise --kv-memory-mib.")
         return num_pages
+
+
+def _share_of(text: str, auto: float) -> float | None:
+    """The share that `window_slots` names. Raises `ValueError` for anything else than off, auto or a share."""
+    if text == "off":
+        return None
+    if text == "auto":
+        return auto
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"window_slots is off, auto, or a share of the pages such as 0.25, not {text!r}")
+    return share
 
 
 def parse_cores(text: str) -> frozenset[int]:

@@ -51,11 +51,16 @@ def weight_cache_directories(directory: Path) -> list[Path]:
 
     Never in the package: what an installation did not write stays when it is removed.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     found = [] if directory.is_relative_to(PACKAGE) else [directory / ".baton"]
-    with suppress(RuntimeError):  # a user without a home
-        found.append(Path(home).expanduser() / "baton" / "weights")
-    return found
+    cache = user_cache()
+    return found if cache is None else [*found, cache / "weights"]
+
+
+def user_cache() -> Path | None:
+    """Where what can be made again is kept; None for a user without a home."""
+    with suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "baton"
+    return None
 
 
 def model_name(name: str) -> str:

@@ -21,6 +21,13 @@ class TierWrite(StrEnum):
     BACK = "back"
 
 
+class FileTierMover(StrEnum):
+    """What moves the bytes of a file tier: system calls, or the POSIX plugin of NIXL."""
+
+    PREADV = "preadv"
+    NIXL = "nixl"
+
+
 class TierSettings(Settings):
     """Tiers that keep copies of cached pages. What is read back is compared with the pages' digests."""
 
@@ -42,3 +49,7 @@ class TierSettings(Settings):
     file_tier_write: TierWrite = TierWrite.SELECTIVE
     """Pages that are copied into the file tier: none, those that a second request uses (selective), all (through), or
     those that are evicted (back), which a restart loses."""
+
+    file_tier_mover: FileTierMover = FileTierMover.PREADV
+    """What reads and writes the file tier's files: system calls (preadv) or NIXL's POSIX plugin, io_uring where it is
+    allowed, else Linux AIO (nixl)."""

@@ -3,7 +3,8 @@
 `open` pins the cached pages of a prefix and announces them at once, so such an export begins *sealed*. Its leases, its
 commit and its end are those of every export (`kv_export`). Pages that nothing else held are bounded, since they cannot
 be evicted while they are pinned: `max_pages` of all such exports together, and never so many that fewer than none of
-`num_free_pages` are left. Only whole pages are given: those before the first one without its window part.
+`num_free_pages` are left. Only whole pages are given: those before the first one without its window part. Where window
+parts have slots of their own, those behind which a sequence can go on are given, and the slots of the window parts.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class CachedExports:
         pages = self._cache.match(keys, Hold.LIVE)
         try:
             num_own = self._cache.pool.num_held_once(pages)
-            num_allowed = min(self._num_allowed(pages, num_own, limits or self._limits), self._cache.num_whole(pages))
+            num_allowed = self._num_allowed(pages, num_own, limits or self._limits)
+            num_allowed = self._cache.num_givable(pages[:num_allowed])
             chunk = self._pin(id, keys, pages[:num_allowed], first_page, now)
             if chunk.pages:
                 self._num_pinned[id] = max(0, num_own - (len(pages) - num_allowed))
@@ -89,6 +91,9 @@ class CachedExports:
         given = tuple(pages[first_page:])
         if not given:
             return PublishedChunk(id, first_page, (), ())
+        windows, windowed = self._cache.pool.windows, self._cache.reached(pages)
+        if windows is not None and len(windowed) > windows.num_unreserved:
+            return PublishedChunk(id, first_page, (), ())
         digests = self._cache.pool.digests
         kept = tuple(map(digests.digest, given))
         tags = None
@@ -96,9 +101,10 @@ class CachedExports:
             tags = self._tags.announced(given, self._tags.identities_of_keys(keys[first_page : len(pages)]))
         self._exports.open(id)
         # From the root on, even pages that the importer has: holds are closed towards the root.
-        self._exports.publish(id, pages, now, dict(zip(given, kept, strict=True)))
+        self._exports.publish(id, pages, now, dict(zip(given, kept, strict=True)), windowed)
         self._exports.seal(id)
-        return PublishedChunk(id, first_page, given, kept, tags)
+        slots = () if windows is None else windows.slots_of(given, set(windowed))
+        return PublishedChunk(id, first_page, given, kept, tags, slots)
 
     def _num_allowed(self, pages: Sequence[PageId], num_own: int, limits: ExportLimits) -> int:
         """Number of leading `pages`, all held for this call, that may be pinned.

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from baton.domain.errors import Superseded
 from baton.domain.handoff import ExportEvent, ExportState, advance_export
 from baton.domain.ids import AttemptId, PageId, RequestId
+from baton.engine.handoff.attempt_fence import AttemptFence
 from baton.engine.transition_log import log_transition
 from baton.kv.pages import Hold, PagePool
 
@@ -45,6 +46,7 @@ class KvExport:
     state: ExportState = ExportState.PINNED
     pages: list[PageId] = field(default_factory=list)
     digests: dict[PageId, int] = field(default_factory=dict)  # of the announced pages, the partial tail included
+    windowed: list[PageId] = field(default_factory=list)  # pages whose window parts are held, where those are apart
     renewed: bool = False
 
     def advance(self, event: ExportEvent) -> None:
@@ -67,7 +69,7 @@ class ExportTable:
         self._grants_leases = grants_leases
         self._open: dict[AttemptId, KvExport] = {}
         self._ended: OrderedDict[AttemptId, ExportState] = OrderedDict()
-        self._newest: OrderedDict[RequestId, AttemptId] = OrderedDict()
+        self._fence = AttemptFence()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -77,24 +79,33 @@ class ExportTable:
 
         Raises `Superseded` unless `id` is the newest attempt of its request.
         """
-        older = self._newest.get(id.request_id)
+        older = self._fence.newest(id.request_id)
         if older is not None and id.order <= older.order:
             raise Superseded(f"{id}: attempt {older.attempt} was seen already", older)
         was_open = older is not None and self.abort(older)
-        self._newest[id.request_id] = id
-        self._newest.move_to_end(id.request_id)
-        while len(self._newest) > _MAX_REMEMBERED + len(self._open):
-            self._newest.popitem(last=False)
+        self._fence.pass_newest(id, len(self._open))
         self._open[id] = KvExport(id)
         return older if was_open else None
 
     def publish(
-        self, id: AttemptId, pages: Sequence[PageId], now: float, digests: Mapping[PageId, int] = _NONE
+        self,
+        id: AttemptId,
+        pages: Sequence[PageId],
+        now: float,
+        digests: Mapping[PageId, int] = _NONE,
+        windowed: Sequence[PageId] = (),
     ) -> None:
-        """Pins `pages`, which the caller holds, and keeps `digests`, as announced. The first call starts the lease."""
+        """Pins `pages`, which the caller holds, and keeps `digests`, as announced. The first call starts the lease.
+
+        `windowed`: those that are read with their window parts, which the caller holds as well.
+        """
         export = self._open[id]
         export.advance(ExportEvent.PUBLISH)
         self._pool.hold(pages, Hold.PINNED)
+        if self._pool.windows is not None:
+            self._pool.windows.hold(windowed)
+            self._pool.windows.reserve(len(windowed), forced=True)
+            export.windowed += windowed
         export.pages += pages
         export.digests |= digests
         if export.lease_ends_at is None:
@@ -102,7 +113,7 @@ class ExportTable:
 
     def has_open(self, request: RequestId) -> bool:
         """True while an export of the request's newest attempt has not ended."""
-        newest = self._newest.get(request)
+        newest = self._fence.newest(request)
         return newest is not None and newest in self._open
 
     def is_open(self, id: AttemptId) -> bool:
@@ -183,6 +194,9 @@ class ExportTable:
 
     def _end(self, export: KvExport, event: ExportEvent) -> None:
         export.advance(event)
+        if self._pool.windows is not None:
+            self._pool.windows.drop(export.windowed)
+            self._pool.windows.reserve(-len(export.windowed))
         self._pool.drop(export.pages, Hold.PINNED)
         del self._open[export.id]
         self._ended[export.id] = export.state

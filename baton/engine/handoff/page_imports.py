@@ -28,9 +28,11 @@ from baton.domain.worker import WorkerRole
 from baton.engine.handoff.import_effects import AbortHandoff, AskExport, AskVerdict, ConfirmCommit
 from baton.engine.handoff.page_source import MIN_IMPORT_PAGES, ImportCostModel, PageSource
 from baton.engine.transition_log import log_transition
+from baton.kv.events.event import PageContents, no_contents
 from baton.kv.page_tags import PageTag, page_identity
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.windows.arrival_slots import ArrivalSlots
 from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 
@@ -64,6 +66,8 @@ class PageImport:
     asked_at: float
     deadline: float
     held: list[PageId]
+    slots: ArrivalSlots
+    contents: PageContents = no_contents
     state: ImportState = ImportState.RESERVED
     followers: list[AttemptId] = field(default_factory=list)
     pages: list[PageId] = field(default_factory=list)
@@ -101,7 +105,14 @@ class PageImports:
     def __len__(self) -> int:
         return len(self._imports) + len(self._draining)
 
-    def begin(self, id: AttemptId, keys: Sequence[PageKey], source: PageSource | None, now: float) -> bool:
+    def begin(
+        self,
+        id: AttemptId,
+        keys: Sequence[PageKey],
+        source: PageSource | None,
+        now: float,
+        contents: PageContents = no_contents,
+    ) -> bool:
         """Starts to import what a prompt with the full pages `keys` lacks. False if computing it is as good."""
         if source is None:
             return False
@@ -117,7 +128,8 @@ class PageImports:
             return False
         held = self._cache.match(keys[:first], Hold.LIVE)
         wanted = tuple(keys[:last])
-        self._imports[id] = PageImport(id, source, wanted, first, now, now + wait_s, held)
+        slots = ArrivalSlots(self._cache)
+        self._imports[id] = PageImport(id, source, wanted, first, now, now + wait_s, held, slots, contents)
         self._effects.append(AskExport(id, source.worker_id, source.incarnation, wanted, first))
         return True
 
@@ -137,14 +149,22 @@ class PageImports:
             return self._fail(one, now)
         num_taken = sum(len(other.pages) for other in (*self._imports.values(), *self._draining))
         num_pages = min(len(remote), max(0, self._limits.max_pages - num_taken), self._cache.num_available)
+        if self._cache.pool.windows is None:  # whole pages are read here
+            num_pages = next((at for at, slot in enumerate(answer.window_slots[:num_pages]) if slot < 0), num_pages)
         if not num_pages:
             return self._end(one, AbortHandoff(id, one.source.worker_id) if remote else None)
         one.advance(ImportEvent.ALLOCATE)
         one.pages = self._cache.allocate(num_pages, Hold.RESERVED) or []
-        window = self._limits.max_window_pages
-        for at in range(0, num_pages, window):
-            part = slice(at, min(at + window, num_pages))
-            self._pull(one, remote[part], one.pages[part], digests[part], None if tags is None else tags[part])
+        reads = self._reads(one, answer.window_slots)
+        if not reads:  # no prompt could go on behind pages without window parts
+            return self._end(one, AbortHandoff(id, one.source.worker_id))
+        for part, num_parts in reads:
+            pull = Pull(
+                next(self._numbers), one.source.worker_id, tuple(remote[part]), tuple(one.pages[part]),
+                tuple(digests[part]), self._limits.pull_deadline_s, None if tags is None else tags[part], num_parts,
+                tuple(answer.window_slots[part]),
+            )  # fmt: skip
+            self._start(one, pull)
 
     def on_pull_event(self, event: PullEvent, now: float) -> None:
         """Records the outcome of a read."""
@@ -156,6 +176,7 @@ class PageImports:
         del self._by_pull[event.pull.id]
         del one.in_flight[event.pull.id]
         if one.state is ImportState.DRAINING:
+            one.slots.drop(event.pull.local_pages)
             self._cache.pool.drop(event.pull.local_pages, Hold.DRAINING)
             one.pages = [page for page in one.pages if page not in event.pull.local_pages]
             return self._release_if_drained(one)
@@ -221,6 +242,23 @@ class PageImports:
         effects, self._effects = self._effects, []
         return effects
 
+    def _reads(self, one: PageImport, window_slots: Sequence[int]) -> list[tuple[slice, int | None]]:
+        """Cuts the pages of an import into reads, with the number of leading parts to read of each; None: all.
+
+        Where window parts have slots, only those are read that the token behind the pages reads. None at all if these
+        are not there, or if there are no slots for them.
+        """
+        num_pages, window = len(one.pages), self._cache.window
+        edge = one.slots.take(one.pages, one.first, lambda at: not window_slots or window_slots[at] >= 0)
+        if edge == num_pages:
+            return []
+        reads: list[tuple[slice, int | None]] = []
+        for first, end, of in ((0, edge, window), (edge, num_pages, None)):
+            for at in range(first, end, self._limits.max_window_pages):
+                part = slice(at, min(at + self._limits.max_window_pages, end))
+                reads.append((part, None if of is None else of.num_parts))
+        return reads
+
     def _read_chunk(
         self, one: PageImport, chunk: PublishedChunk
     ) -> tuple[Sequence[PageId], Sequence[int], Sequence[PageTag] | None]:
@@ -239,18 +277,9 @@ class PageImports:
         tags = [PageTag(*pair) for pair in zip(identities, chunk.tags or (), strict=True)]
         return chunk.pages, chunk.digests or (), tags
 
-    def _pull(
-        self,
-        one: PageImport,
-        remote: Sequence[PageId],
-        local: Sequence[PageId],
-        digests: Sequence[int],
-        tags: Sequence[PageTag] | None,
-    ) -> None:
-        for page in local:
+    def _start(self, one: PageImport, pull: Pull) -> None:
+        for page in pull.local_pages:
             one.num_tries[page] = one.num_tries.get(page, 0) + 1
-        deadline_s, source = self._limits.pull_deadline_s, one.source.worker_id
-        pull = Pull(next(self._numbers), source, tuple(remote), tuple(local), tuple(digests), deadline_s, tags)
         one.advance(ImportEvent.PULL)
         one.in_flight[pull.id] = pull
         self._by_pull[pull.id] = one
@@ -260,20 +289,20 @@ class PageImports:
         """Keeps the digests of the pages that matched, and reads the others again or suspects them."""
         pull, corrupt = event.pull, set(event.corrupt)
         assert pull.digests is not None
-        for at, (page, digest) in enumerate(zip(pull.local_pages, pull.digests, strict=True)):
+        digests = pull.digests if pull.num_parts is None else event.found
+        for at, (page, digest) in enumerate(zip(pull.local_pages, digests, strict=True)):
             if at not in corrupt:
                 self._cache.pool.digests.set(page, digest)
                 one.proven.add(page)
         again = sorted(corrupt)
         if not again:
             return
-        remote, local = [pull.remote_pages[i] for i in again], [pull.local_pages[i] for i in again]
-        digests = [pull.digests[i] for i in again]
-        if any(one.num_tries[page] >= MAX_TRIES for page in local):
-            indices = [one.first + one.pages.index(page) for page in local]
-            one.suspects += map(Suspect, indices, remote, digests)
+        second = pull.again(next(self._numbers), again)
+        if any(one.num_tries[page] >= MAX_TRIES for page in second.local_pages):
+            indices = [one.first + one.pages.index(page) for page in second.local_pages]
+            one.suspects += map(Suspect, indices, second.remote_pages, second.digests or ())
         else:
-            self._pull(one, remote, local, digests, None if pull.tags is None else [pull.tags[i] for i in again])
+            self._start(one, second)
 
     def _fail(self, one: PageImport, now: float) -> None:
         """Ends an import for which its source or link is to blame."""
@@ -294,7 +323,9 @@ class PageImports:
         pool = self._cache.pool
         self._enter(one)
         in_flight = {page for pull in one.in_flight.values() for page in pull.local_pages}
-        pool.drop([page for page in one.pages if page not in in_flight], Hold.RESERVED)
+        done = [page for page in one.pages if page not in in_flight]
+        one.slots.drop(done)
+        pool.drop(done, Hold.RESERVED)
         pool.move([page for page in one.pages if page in in_flight], Hold.RESERVED, Hold.DRAINING)
         pool.drop(one.held, Hold.LIVE)
         one.held, one.pages = [], list(in_flight)
@@ -308,7 +339,9 @@ class PageImports:
             return  # quarantined meanwhile
         num_pages = next((i for i, page in enumerate(one.pages) if page not in one.proven), len(one.pages))
         keys = one.keys[one.first : one.first + num_pages]
-        used = self._cache.insert(parent, keys, one.pages[:num_pages], Hold.RESERVED, foreign=True)
+        contents = one.contents(one.first, one.first + num_pages)
+        used = self._cache.insert(parent, keys, one.pages[:num_pages], Hold.RESERVED, contents, foreign=True)
+        one.slots.follow(one.pages, used)
         one.pages[: len(used)] = used
         self._fresh |= dict.fromkeys(keys[: len(used)], one.source.role)
         if len(self._fresh) > self._cache.pool.num_pages:  # pages that were evicted before any use

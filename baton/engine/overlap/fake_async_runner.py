@@ -8,6 +8,7 @@ and checks every row against its pages, so a wrong token, position or page raise
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baton.domain.errors import Broken
@@ -23,6 +24,7 @@ class FakeStep:
 
     device: FakeAsyncRunner
     batch: Batch
+    window_slots: Sequence[int] | None = None
     output: StepOutput | None = None
 
     def result(self) -> StepOutput:
@@ -47,13 +49,21 @@ class FakeAsyncRunner:
         """Pages that steps in flight may read or write."""
         return frozenset(page for step in self._in_flight for row in step.batch.rows for page in row.pages)
 
+    @property
+    def written_pages(self) -> frozenset[PageId]:
+        """Pages that steps in flight write: their bytes are not final."""
+        size, pages = self._runner.page_size, set[PageId]()
+        for row in (row for step in self._in_flight for row in step.batch.rows):
+            pages.update(row.pages[row.start // size : (row.start + len(row.tokens) - 1) // size + 1])
+        return frozenset(pages)
+
     def start(self, batch: Batch) -> FakeStep:
         """Takes a copy of a step's inputs. Raises `Broken` for a future token that the step before does not sample."""
         before = None if self._last is None else self._last.batch
         for row in batch.rows:
             if row.future is not None:
                 self._check(row, row.future, before)
-        step = FakeStep(self, replace(batch, rows=tuple(map(_frozen, batch.rows))))
+        step = FakeStep(self, replace(batch, rows=tuple(map(_frozen, batch.rows))), self._runner.window_slots())
         self._waiting.append(step)
         self._in_flight.append(step)
         self._last = step
@@ -65,6 +75,7 @@ class FakeAsyncRunner:
         if not self._waiting:
             return False
         step = self._waiting.popleft()
+        self._runner.fixed_slots = step.window_slots
         self._output = step.output = self._runner.run(_resolved(step.batch, self._output))
         return True
 

@@ -19,11 +19,13 @@ from typing import Protocol
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
 from baton.kv.memory import PoolMemory
+from baton.kv.page_digests import is_windowless
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from baton.kv.tiers.lower_tier import TierUse
 from baton.kv.tiers.tier import CacheTier, SlotEntry
+from baton.kv.windows.arrival_slots import ArrivalSlots
 from baton.settings.tiers import TierWrite
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
@@ -136,7 +138,7 @@ class TierController:
     def prefetch(self, waiting: Iterable[TierUse], now: float) -> None:
         """See `LowerTier`."""
         ahead = int(AHEAD_SHARE * self._cache.pool.num_pages)
-        most, self._has_more = max(1, READ_BYTES // self._memory.page_bytes), False
+        most, self._has_more = self._max_read_pages, False
         for number, use in enumerate(waiting):
             if self._load is not None or now < self._rests_until:
                 return
@@ -149,7 +151,10 @@ class TierController:
             if most == 0:
                 self._has_more = True
                 return
-            num_read = min(num_pages, most)
+            num_read = self._num_usable(use, first, min(num_pages, most))
+            if not num_read:
+                self._has_more = True
+                return
             self._start_read(use, first, num_read, now)
             for ended in self._take_reads(now):
                 self._end_read(ended, now)
@@ -213,7 +218,23 @@ class TierController:
     def _extension(self, use: TierUse) -> tuple[int, int]:
         """Number of pages that a prompt has in the cache, and of those that the tier has behind them."""
         first = self._cache.num_matching(use.keys)
-        return first, self._tier.num_matching(use.keys[first:]) if first < len(use.keys) else 0
+        num_pages = self._tier.num_matching(use.keys[first:]) if first < len(use.keys) else 0
+        if not self._num_usable(use, first, min(num_pages, self._max_read_pages)):
+            return first, 0
+        return first, self._num_usable(use, first, num_pages)
+
+    @property
+    def _max_read_pages(self) -> int:
+        return max(1, READ_BYTES // self._memory.page_bytes)
+
+    def _num_usable(self, use: TierUse, first: int, num_pages: int) -> int:
+        """How many of the next `num_pages` copies leave a prefix behind which a prompt can go on."""
+        window = self._cache.window
+        if not num_pages or window is None or self._cache.pool.windows is None:
+            return num_pages
+        pages = [PageId(page) for page in range(first + num_pages)]
+        lacks_window = lambda page: page >= first and self._tier.is_windowless(use.keys[page])  # noqa: E731
+        return max(0, window.num_usable(pages, lacks_window, None) - first)
 
     def _add_chain(self, keys: Sequence[PageKey]) -> None:
         """Queues a chain to be copied; copies are closed to the root, so the last page tells what is missing."""
@@ -332,14 +353,23 @@ class TierController:
         new = pages[len(held) - load.first :] if len(held) >= load.first else ()
         ids: list[PageId] = cache.allocate(min(len(new), cache.num_available), Hold.LIVE) or []
         keys = load.use.keys[len(held) : len(held) + len(ids)]
+        slots = ArrivalSlots(cache)
         if ids:
+            has_window = lambda at: not is_windowless(new[at][1], len(self._memory.part_ends))  # noqa: E731
+            if slots.take(ids, len(held), has_window) == len(ids):
+                pool.drop([*held, *ids], Hold.LIVE)
+                return 0  # no prompt could go on behind them
             self._memory.write(ids, [memoryview(content) for content, _ in new[: len(ids)]])
             for page, (_, digest) in zip(ids, new, strict=False):
                 pool.digests.set(page, digest)
             parent = load.use.keys[len(held) - 1] if held else None
-            tokens = load.use.tokens_of(len(held), len(held) + len(ids))
-            cache.insert(parent, keys, ids, Hold.LIVE, tokens, foreign=True)  # the file does not tell who computed them
+            contents = load.use.contents(len(held), len(held) + len(ids))
+            # Files do not tell who computed them.
+            used = cache.insert(parent, keys, ids, Hold.LIVE, contents, foreign=True)
+            slots.follow(ids, used)
+            ids[: len(used)] = used
         cache.touch(load.use.keys[: len(held) + len(ids)])
+        slots.drop(ids)
         pool.drop([*held, *ids], Hold.LIVE)
         self._fresh.update(keys)
         return len(ids)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from baton.domain.ids import PageKey
-from baton.kv.events.event import CacheEvent, ClearedEvent, RemovedEvent, StoredEvent
+from baton.kv.events.event import EMPTY, CacheEvent, ClearedEvent, PageContent, RemovedEvent, StoredEvent
 
 
 class EventSource:
     """Owned by the engine thread. `flush` passes on what one turn changed, in order."""
 
-    def __init__(self, on_events: Callable[[list[CacheEvent]], None], *, with_tokens: bool = False) -> None:
-        """`with_tokens`: events of stored pages have their tokens."""
-        self.with_tokens = with_tokens
+    def __init__(self, on_events: Callable[[list[CacheEvent]], None], *, with_content: bool = False) -> None:
+        """`with_content`: events of stored pages have their tokens, and name their images."""
+        self.with_content = with_content
         self._on_events = on_events
         self._events: list[CacheEvent] = []
         self._has_begun = False
 
-    def stored(self, key: PageKey, parent: PageKey | None, tokens: Sequence[int] = ()) -> None:
+    def stored(self, key: PageKey, parent: PageKey | None, content: PageContent = EMPTY) -> None:
         """Records a page that entered the cache."""
         self._has_begun = True
-        self._events.append(StoredEvent(key, parent, tuple(tokens) if self.with_tokens else ()))
+        self._events.append(StoredEvent(key, parent, content if self.with_content else EMPTY))
 
     def withheld(self) -> None:
         """Records that a page entered the cache that is not announced.

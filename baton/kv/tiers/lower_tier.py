@@ -7,25 +7,21 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.domain.ids import PageKey
+from baton.kv.events.event import PageContents, no_contents
 from baton.kv.quarantine import Quarantine
 
 
 @dataclass(slots=True)
 class TierUse:
-    """What a waiting prompt does with the tiers. `keys`, `tokens`: of its full pages that may be matched.
+    """What a waiting prompt does with the tiers. `keys`, `contents`: of its full pages that may be matched.
 
     `gave_up`: names of the tiers that it expects nothing of.
     """
 
     keys: Sequence[PageKey]
-    tokens: Sequence[int] = ()
+    contents: PageContents = no_contents
     waits_since: float | None = None
     gave_up: set[str] = field(default_factory=set)
-
-    def tokens_of(self, first: int, end: int) -> Sequence[int]:
-        """Tokens of pages [first, end)."""
-        size = len(self.tokens) // max(1, len(self.keys))
-        return self.tokens[first * size : end * size]
 
 
 class LowerTier(Protocol):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import Broken
 from baton.domain.ids import PageKey
 from baton.kv.eviction import EvictionPolicy, EvictionQueue, PageUse
+from baton.kv.page_digests import is_same, is_windowless
 
 
 class CopyState(enum.Enum):
@@ -51,8 +52,10 @@ class _Copy:
 class CacheTier:
     """Copies of pages in `num_slots` slots."""
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
+    def __init__(self, num_slots: int, policy: EvictionPolicy = EvictionPolicy.LRU, num_parts: int = 1) -> None:
+        """`num_parts`: of a page."""
         self.num_slots = num_slots
+        self._num_parts = num_parts
         self._limit = num_slots
         self._free = list(reversed(range(num_slots)))
         self._copies: dict[PageKey, _Copy] = {}
@@ -84,6 +87,10 @@ class CacheTier:
         """Slot of a page's copy; None if it has none."""
         copy = self._copies.get(key)
         return None if copy is None else copy.slot
+
+    def is_windowless(self, key: PageKey) -> bool:
+        """True if the page was copied while its window part had no slot. Raises `KeyError` without a copy."""
+        return is_windowless(self._copies[key].digest, self._num_parts)
 
     def entries(self) -> list[SlotEntry]:
         """All copies, as the index has them once they are written."""
@@ -157,7 +164,7 @@ class CacheTier:
         copy = self._copy_under(key, slot, CopyState.READING)
         copy.state = CopyState.PRESENT
         self._rank(key)
-        return copy.digest if digest == copy.digest else None
+        return copy.digest if digest is not None and is_same(digest, copy.digest, self._num_parts) else None
 
     def drop(self, key: PageKey) -> list[int]:
         """Drops a copy and all its descendants; returns their slots, which the caller erases from the index."""

@@ -14,8 +14,10 @@ from baton.bundled import MODEL_DIR
 from baton.engine import build
 from baton.engine.build import resolve_device
 from baton.engine.fake_runner import fake_geometry
+from baton.engine.pool.memory import allocate_pool, host_memory
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind
+from baton.kv.windows.plan import PoolPlan
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.kernel_choice import KernelUse
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
@@ -66,11 +68,11 @@ def no_capture(*_: object, **__: object) -> None:
 def test_a_pool_too_large_for_the_gpu_is_a_settings_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(PageStorage, "allocate", no_room)
     with pytest.raises(SettingsError, match=r"8 pages, .* too little memory.*--kv-memory-mib"):
-        build._pool(cast(LoadedModel, Loaded("cuda")), 8, None)
+        allocate_pool(cast(LoadedModel, Loaded("cuda")), PoolPlan(8), None)
 
 
 def test_cpu_pages_are_in_the_memory_that_transfers_read():
-    storage, memory = build._pool(cast(LoadedModel, Loaded("cpu")), 8, None)
+    storage, memory = allocate_pool(cast(LoadedModel, Loaded("cpu")), PoolPlan(8), None)
     assert storage.address == memory.address
     assert memory.kind is MemoryKind.DRAM
     assert storage.scratch_page is None
@@ -78,8 +80,8 @@ def test_cpu_pages_are_in_the_memory_that_transfers_read():
 
 def test_both_tiers_have_the_parts_of_the_geometry():
     geometry = KVGeometry.of_layers((LayerGeometry(4, 64, 64),) * 3, "float32", 4, head_groups=2)
-    _, memory = build._pool(cast(LoadedModel, Loaded("cpu", geometry)), 2, None)
-    assert memory.part_ends == build._host_memory(2, geometry).part_ends == geometry.part_ends
+    _, memory = allocate_pool(cast(LoadedModel, Loaded("cpu", geometry)), PoolPlan(2), None)
+    assert memory.part_ends == host_memory(2, geometry).part_ends == geometry.part_ends
     assert len(memory.part_ends) == 2
 
 
@@ -102,11 +104,11 @@ def test_the_measured_share_of_huge_pages_is_a_metric():
     model = load_model(MODEL_DIR)
     labels = {"layout": model.report.weights.layout.value}
     metrics.WEIGHTS_HUGE_FRACTION.clear()
-    build._report(replace(model, report=replace(model.report, memory=None)), num_pages=8, max_model_len=64)
+    build._report(replace(model, report=replace(model.report, memory=None)), plan=PoolPlan(8), max_model_len=64)
     assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) is None, "absent, not 0"
     for share in (0.25, 1.0):
         report = replace(model.report, memory=WeightMemory(400, int(400 * share), 0))
-        build._report(replace(model, report=report), num_pages=8, max_model_len=64)
+        build._report(replace(model, report=report), plan=PoolPlan(8), max_model_len=64)
         assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) == share
 
 

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from baton.domain.errors import Broken
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.timing.step_time import StepShape
 from baton.domain.worker import WorkerRole
@@ -21,6 +22,8 @@ class Runner:
         self.batches: list[Batch] = []
 
     def run(self, batch: Batch) -> StepOutput:
+        if not batch.rows:
+            raise Broken("a runner")
         self.batches.append(batch)
         return StepOutput(((),) * len(batch.rows))
 
@@ -55,6 +58,34 @@ def test_the_page_gauges_follow_the_pool():
     assert metrics.WAITING_REQUESTS.labels("prefill")._value.get() == 2
 
 
+def test_a_step_whose_runner_fails_is_timed_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch):
+    step_metrics = StepMetrics(WorkerRole.PREFILL, PagePool(8))
+    batch = Batch((Row(AttemptId(RequestId("r"), 1), (1,), 0, (), None),))
+    num_steps = sum(metrics.STEP_SECONDS.labels("prefill").counts)
+    with pytest.raises(Broken), step_metrics.step():
+        step_metrics.run(Runner(), Batch(()))
+    assert step_metrics.step_age_s() == 0.0
+    assert sum(metrics.STEP_SECONDS.labels("prefill").counts) == num_steps + 1
+    assert (step_metrics.num_tokens, step_metrics.step_time.num_steps) == (0, 0)
+    monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", itertools.count(step=0.5).__next__)
+    with step_metrics.step(), step_metrics.forward(batch):
+        assert step_metrics.step_started_at is not None
+    assert (step_metrics.num_tokens, step_metrics.step_time.num_steps) == (1, 1)
+
+
+def test_the_hosts_part_of_a_step_is_what_its_forward_pass_leaves(monkeypatch: pytest.MonkeyPatch):
+    now = itertools.count(step=0.5)
+    monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", lambda: next(now))
+    step_metrics, before = StepMetrics(WorkerRole.PREFILL, PagePool(8)), host_seconds()
+    for _ in range(2):  # the second one without a forward pass is the host's as a whole
+        with step_metrics.step():
+            pass
+    assert host_seconds() - before == pytest.approx(1.0)
+    with step_metrics.step():
+        step_metrics.run(Runner(), Batch((Row(AttemptId(RequestId("r"), 1), (1,), 0, (), None),)))
+    assert host_seconds() - before == pytest.approx(2.0)  # of 1.5 s, 0.5 were the runner's
+
+
 def test_the_step_time_model_learns_from_steps_without_copies(monkeypatch: pytest.MonkeyPatch):
     now = itertools.count(step=0.5)
     monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", lambda: next(now))
@@ -64,7 +95,8 @@ def test_the_step_time_model_learns_from_steps_without_copies(monkeypatch: pytes
         step_metrics.run(Runner(), Batch((row,)))
     assert step_metrics.step_time.num_steps == 9
     assert step_metrics.step_time.predict(StepShape.of([(3, 4)])) == pytest.approx(0.5, rel=0.01)
-    assert metrics.STEP_TIME_ERROR.labels("decode")._value.get() < 0.3
+    error = metrics.REGISTRY.get_sample_value("baton_step_time_error", {"role": "decode"})
+    assert error == step_metrics.step_time.error < 0.3
     step_metrics.run(Runner(), Batch((row,), (HostCopy((), (), to_host=True),)))
     assert step_metrics.step_time.num_steps == 9
 

@@ -1,11 +1,14 @@
-"""A file tier in real folders: warm after a restart, and every fault of its files costs misses only."""
+"""A file tier in real folders: warm after a restart, and every fault of its files costs misses only.
+
+Each test runs with both movers: system calls, and NIXL's POSIX plugin.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,11 +23,18 @@ from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
 from tests.cluster import eventually
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE
-from tests.unit.file_tier.tier_world import WAIT_S, TierWorld, num_full_pages
+from tests.unit.file_tier.tier_world import KINDS, WAIT_S, TierWorld, num_full_pages
+from tests.unit.transfer.rigs import needs_nixl
 
 PROMPT = [0, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1]  # 5 full pages
 NUM_COPIES = 5
 OTHER = [1, 1, 1, 0, 0, 0, 1]
+
+
+@pytest.fixture(autouse=True, params=["preadv", pytest.param("nixl", marks=needs_nixl)])
+def mover(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What moves the bytes of each world of a test."""
+    monkeypatch.setattr(TierWorld, "kind", KINDS[request.param])
 
 
 def warm(root: Path) -> Path:
@@ -179,15 +189,20 @@ class _StalledFile(SlotFile):
 
     released = threading.Event()
 
-    def read(self, slot: int) -> bytearray:
+    def read_all(self, slots: Sequence[int]) -> list[bytearray | None]:
         assert self.released.wait(60.0)
-        return super().read(slot)
+        return super().read_all(slots)
+
+
+def over(file: type[SlotFile]) -> type[SlotFile]:
+    """`file` on top of what moves the bytes of this test."""
+    return type(file.__name__, (file, TierWorld.kind), {}) if TierWorld.kind is not SlotFile else file
 
 
 def test_a_stalled_disk_delays_a_prompt_for_a_moment(tmp_path: Path) -> None:
     warm(tmp_path)
     _StalledFile.released.clear()
-    world = TierWorld(tmp_path, file=_StalledFile)
+    world = TierWorld(tmp_path, file=over(_StalledFile))
     world.begin("b", PROMPT)
     world.turn()
     assert world.scheduler.num_waiting == 1, "it waits for the file"
@@ -212,13 +227,17 @@ def test_a_stalled_disk_delays_a_prompt_for_a_moment(tmp_path: Path) -> None:
 
 
 class _BrokenFile(SlotFile):
-    def read(self, slot: int) -> bytearray:
-        raise OSError(5, "Input/output error")
+    """Its segments are open for writing only, so that each read fails."""
+
+    def _segment(self, segment: int, *, grow: bool) -> int:
+        if segment not in self._segments:
+            self._segments[segment] = os.open(self._folder / f"seg-{segment:04d}", os.O_WRONLY)
+        return self._segments[segment]
 
 
 def test_a_disk_that_fails_is_left_alone(tmp_path: Path) -> None:
     warm(tmp_path)
-    world = TierWorld(tmp_path, file=_BrokenFile)
+    world = TierWorld(tmp_path, file=over(_BrokenFile))
     for name in "bcde":
         assert tokens_from_file(world, name) == 0
         world.cache.clear()
@@ -264,7 +283,7 @@ def test_a_peer_s_quarantined_page_leaves_no_copies(tmp_path: Path) -> None:
 def test_a_late_read_of_a_quarantined_page_enters_nothing(tmp_path: Path) -> None:
     warm(tmp_path)
     _StalledFile.released.clear()
-    world = TierWorld(tmp_path, file=_StalledFile)
+    world = TierWorld(tmp_path, file=over(_StalledFile))
     world.begin("b", PROMPT)
     world.turn()
     world.scheduler.quarantine._keys.append(world.key_in(0))

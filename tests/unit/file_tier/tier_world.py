@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, PageKey
@@ -23,6 +24,7 @@ from baton.settings.tiers import TierWrite
 from baton.transfer.digest import PoolHasher
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.mover import FileMover
+from baton.transfer.file_tier.nixl_slot_file import NixlSlotFile
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
 from simulation.runtime.page_memory import SimMemory
 from tests.cluster import eventually
@@ -32,10 +34,14 @@ NUM_PAGES = 16
 NUM_SLOTS = 32
 LEASE_S = 1e6
 WAIT_S = 30.0
+KINDS: dict[str, type[SlotFile]] = {"preadv": SlotFile, "nixl": NixlSlotFile}
+"""What moves the bytes, by the first word of its `mover`."""
 
 
 class TierWorld:
     """One worker over `root`. `close` it, or leave it as a killed process would."""
+
+    kind: ClassVar[type[SlotFile]] = SlotFile
 
     def __init__(
         self,
@@ -43,10 +49,11 @@ class TierWorld:
         write: TierWrite = TierWrite.THROUGH,
         num_slots: int = NUM_SLOTS,
         segment_bytes: int = 8 * PAGE_BYTES,
-        file: type[SlotFile] = SlotFile,
+        file: type[SlotFile] | None = None,
     ) -> None:
+        """`file`: default `kind`."""
         self.folder = FolderClaim(root, "fingerprint")
-        self.file = file(self.folder.path, PAGE_BYTES, num_slots, segment_bytes)
+        self.file = (file or self.kind)(self.folder.path, PAGE_BYTES, num_slots, segment_bytes)
         self.index = IndexLog(self.folder.path, PAGE_BYTES, 1)
         self.tier = CacheTier(num_slots)
         self.tier.restore(self.index.entries)

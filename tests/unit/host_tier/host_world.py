@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.domain.ids import PageKey
-from baton.engine.fake_runner import FakeRunner
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.tiers.controller import TierController
+from baton.kv.memory import PoolMemory
 from baton.kv.page_checks import PageChecks
-from baton.kv.pages import PagePool
-from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers.lower_tier import LowerTier
 from baton.kv.tiers.tier import CacheTier
 from baton.kv.tiers.tier_stack import TierStack
@@ -19,12 +17,19 @@ from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.policy import PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.settings.tiers import TierWrite
-from baton.transfer.digest import PoolHasher
 from baton.transfer.host_tier.mover import HostMover
 from simulation.runtime.page_memory import SimMemory
-from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, VOCAB_SIZE, check_invariants, engine_request, expected_output
+from tests.tiny_workers import (
+    NUM_PAGES,
+    PAGE_SIZE,
+    check_invariants,
+    engine_request,
+    expected_output,
+    tiny_cache,
+    tiny_memory,
+    tiny_runner,
+)
 
-NUM_PAGES = 8
 MAX_TURNS = 100
 
 
@@ -37,12 +42,20 @@ class OtherMover(HostMover):
 class HostWorld:
     """One worker whose pool of eight pages cannot keep two long prompts."""
 
-    def __init__(self, writes: Sequence[TierWrite] = (TierWrite.BACK,), num_slots: int = 32) -> None:
+    def __init__(
+        self,
+        writes: Sequence[TierWrite] = (TierWrite.BACK,),
+        num_slots: int = 32,
+        num_window_slots: int | None = None,
+    ) -> None:
         """A tier for each of `writes`, the fastest first."""
-        self.memory = SimMemory(NUM_PAGES, PAGE_BYTES)
-        self.cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(self.memory))
-        self.copies = [SimMemory(num_slots, PAGE_BYTES) for _ in writes]
-        self.tiers = [CacheTier(num_slots) for _ in writes]
+        pool, leading, windowed = tiny_memory(num_window_slots)
+        self.leading = leading
+        self.memory: PoolMemory = windowed or leading
+        self.cache = tiny_cache(pool, leading, windowed, digests=True)
+        part_ends = self.memory.part_ends
+        self.copies = [SimMemory(num_slots, self.memory.page_bytes, part_ends) for _ in writes]
+        self.tiers = [CacheTier(num_slots, num_parts=len(part_ends)) for _ in writes]
         movers = [kind(memory) for kind, memory in zip((HostMover, OtherMover), self.copies, strict=False)]
         self.controllers: list[LowerTier] = [
             TierController(tier, mover, self.cache, self.memory, write, compute_s=lambda num_pages, first: 0.0)
@@ -53,7 +66,7 @@ class HostWorld:
         self.stack = TierStack(self.controllers)
         sharing = PageSharing(self.stack)
         self.scheduler = PrefillScheduler(self.cache, self.exports, limits, PageChecks(self.cache), None, sharing)
-        self.runner = FakeRunner(self.memory, PAGE_SIZE, VOCAB_SIZE)
+        self.runner = tiny_runner(self.cache, leading, windowed, None, None)
         self.num_asked = 0
         self.num_turns = 0
 

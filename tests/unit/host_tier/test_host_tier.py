@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from baton.domain.ids import PageKey
 from baton.domain.worker import WorkerRole
 from baton.engine.tiers import controller
+from baton.kv.events.event import CacheEvent, StoredEvent
+from baton.kv.events.source import EventSource
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
 from baton.kv.tiers.lower_tier import TierUse
 from baton.settings.tiers import TierWrite
 from baton.telemetry import metrics
-from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, REPEATABLE_SETTINGS
-from tests.unit.host_tier.host_world import NUM_PAGES, HostWorld
+from tests.tiny_workers import NUM_PAGES, PAGE_BYTES, PAGE_SIZE, REPEATABLE_SETTINGS
+from tests.unit.host_tier.host_world import HostWorld
 
 FIRST = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0]
 SECOND = [1, *FIRST[1:], 0, 1]
@@ -69,10 +71,16 @@ def test_evicted_pages_come_back_in_the_turn_that_needs_them():
     assert KEYS[-1] in world.tiers[0]
     assert world.cache.num_matching(KEYS) < NUM_FULL, "the second prompt took pages"
     num_here = world.cache.num_matching(KEYS)
+    events: list[CacheEvent] = []
+    world.cache.events = EventSource(events.extend, with_content=True)
     seal = world.ask(FIRST)
     assert seal.times.cached_tokens == NUM_FULL * PAGE_SIZE
     assert seal.num_from_tiers == {"host": (NUM_FULL - num_here) * PAGE_SIZE}
     assert world.num_turns == 1
+    world.cache.events.flush()
+    entered = [event.content.tokens for event in events if isinstance(event, StoredEvent)]
+    pages = [tuple(FIRST[start : start + PAGE_SIZE]) for start in range(0, NUM_FULL * PAGE_SIZE, PAGE_SIZE)]
+    assert entered == pages[num_here:], "readers of events need them"
 
 
 def test_write_back_copies_a_chain_whose_last_page_is_evicted_first():
@@ -125,7 +133,7 @@ def test_quarantine_reaches_all_tiers(of_a_peer: bool):
         world.scheduler.on_keys_quarantined([KEYS[1]])
     else:
         page = world.cache.page_of(KEYS[1])
-        world.memory.page(page)[0] ^= 1
+        world.leading.page(page)[0] ^= 1
         world.scheduler.on_wrong_pages([page], 0.0)
     world.scheduler.schedule(0.0)
     assert [len(tier) for tier in world.tiers] == [1, 1]

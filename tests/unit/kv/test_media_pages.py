@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from baton.domain.ids import WorkerId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import EngineRequest
 from baton.engine.handoff.export_events import Seal
+from baton.kv.events.event import EMPTY, CacheEvent, PageContent, StoredEvent
+from baton.kv.events.source import EventSource
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
@@ -41,6 +45,30 @@ def num_cached_tokens(requests: list[EngineRequest]) -> list[int]:
 def test_prefill_shares_the_text_before_the_image_and_the_same_image():
     again, shifted = replace(RED, id=request("again", b"r").id), request("shifted", b"r", row=1)
     assert num_cached_tokens([RED, BLUE, again, shifted]) == [0, PAGE_SIZE, 3 * PAGE_SIZE, PAGE_SIZE]
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_events_name_the_images_of_a_page(is_wanted: bool):
+    """The row of an image that begins in the page before has a place below 0."""
+    events: list[CacheEvent] = []
+    cache = PrefixCache(PagePool(NUM_PAGES))
+    cache.events = EventSource(events.extend, with_content=is_wanted)
+    for request in (RED, BLUE):
+        table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE, request.media)
+        table.match_tokens(TOKENS)
+        table.extend(len(TOKENS))
+        table.cache_full_pages(TOKENS, len(TOKENS))
+        table.release()
+    cache.events.flush()
+    stored = [event.content for event in events if isinstance(event, StoredEvent)]
+    red, blue = b"r" * 16, b"b" * 16
+    if not is_wanted:
+        assert stored == [EMPTY] * 5
+        return
+    assert stored == [
+        PageContent((1, 1)), PageContent((0, 0), ((red, 0),)), PageContent((0, 1), ((red, -2),)),
+        PageContent((0, 0), ((blue, 0),)), PageContent((0, 1), ((blue, -2),)),
+    ]  # fmt: skip
 
 
 def test_decode_refuses_a_reservation_for_another_image():

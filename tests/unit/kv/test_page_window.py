@@ -10,7 +10,7 @@ import pytest
 
 from baton.domain.ids import PageId, PageKey
 from baton.kv import page_table
-from baton.kv.events.event import CacheDelta, CacheEvent, RemovedEvent, StoredEvent
+from baton.kv.events.event import CacheDelta, CacheEvent, PageContent, RemovedEvent, StoredEvent, page_contents
 from baton.kv.events.source import EventSource
 from baton.kv.geometry import KVGeometry, LayerGeometry, PageWindow
 from baton.kv.keys import next_key, page_keys
@@ -91,7 +91,7 @@ def test_a_match_needs_the_window_parts_that_its_next_token_reads():
     assert cache.match(chain[:5], Hold.LIVE) == [], "it would read page 2"
     assert cache.match(chain[:5], Hold.LIVE, next_position=8 * SIZE) == pages[:5], "a later token is computed"
     assert (cache.num_matching(chain), cache.num_matching(chain[:5])) == (8, 0)
-    assert (cache.num_whole(pages), cache.num_whole(pages[3:])) == (0, 5)
+    assert (cache.num_givable(pages), cache.num_givable(pages[3:])) == (0, 5)
 
 
 def test_a_page_that_is_freed_may_have_its_window_part_again():
@@ -110,7 +110,7 @@ def test_a_whole_page_takes_the_place_of_an_unheld_windowless_one():
     assert second[3:] == first[3:], "equal pages replace their duplicates"
     assert not set(second[:3]) & set(first)
     assert {cache.pool.owner(page) for page in first[:3]} == {Owner.FREE}
-    assert cache.num_whole(second) == 6
+    assert cache.num_givable(second) == 6
     cache.check()
     cache.pool.check()
 
@@ -131,19 +131,20 @@ def test_a_whole_page_does_not_give_way_to_a_held_windowless_one():
 
 def test_only_pages_that_can_be_given_are_announced():
     cache, chain, events = windowed_cache(), keys(6), list[CacheEvent]()
-    cache.events = EventSource(events.extend, with_tokens=True)
+    cache.events = EventSource(events.extend, with_content=True)
     pages = enter(cache, chain, [1, 2])
     cache.events.flush()
     assert events == [StoredEvent(chain[0], None)], "an export ends before page 1"
     cache.pool.drop(pages, Hold.LIVE)
     own = cache.allocate(5, Hold.LIVE)
     assert own is not None
-    tokens = list(range(5 * SIZE))
-    own = cache.insert(None, chain[:5], own, Hold.LIVE, tokens)
+    contents = page_contents(list(range(5 * SIZE)), (), SIZE, 0, 5)
+    own = cache.insert(None, chain[:5], own, Hold.LIVE, contents)
     cache.events.flush()
-    assert events[1:] == [
-        StoredEvent(chain[at], chain[at - 1], tuple(tokens[at * SIZE : (at + 1) * SIZE])) for at in range(1, 5)
-    ], "they are whole now, and so is all of the prompt before them"
+    assert contents[4] == PageContent(tuple(range(4 * SIZE, 5 * SIZE)))
+    assert events[1:] == [StoredEvent(chain[at], chain[at - 1], contents[at]) for at in range(1, 5)], (
+        "they are whole now, and so is all of the prompt before them"
+    )
     cache.pool.drop(own, Hold.LIVE)
     assert cache.allocate(NUM_PAGES, Hold.LIVE) is not None
     cache.events.flush()

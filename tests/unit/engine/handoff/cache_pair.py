@@ -27,8 +27,8 @@ def page_source(num_pages: int) -> PageSource:
 class Giver(Cache):
     """`num_counted_on`: available pages that reservations and rows count on."""
 
-    def __init__(self, max_pages: int = 8) -> None:
-        super().__init__()
+    def __init__(self, max_pages: int = 8, num_window_slots: int | None = None) -> None:
+        super().__init__(num_window_slots)
         self.num_counted_on = 0
         self.exports = ExportTable(self.cache.pool, 5.0)
         limits = ExportLimits(max_pages, lambda: self.cache.num_available - self.num_counted_on)

@@ -8,6 +8,7 @@ from baton.domain.errors import PageVerdict, Superseded
 from baton.domain.handoff import Suspect
 from baton.kv.geometry import PageWindow
 from baton.kv.pages import Hold, Owner
+from baton.kv.windows.slots import NO_SLOT
 from tests.property.machines.page_sharing_machine import PAGE_SIZE
 from tests.unit.engine.handoff.cache_pair import KEYS, Giver, attempt
 
@@ -93,3 +94,18 @@ def test_suspects_are_compared_with_what_was_announced():
     assert giver.cached.examine(attempt("a"), [suspect]) == (PageVerdict.SOURCE, [chunk.pages[0]])
     assert giver.cached.examine(attempt("z"), [suspect]) == (None, [])
     assert giver.cached.find_wrong(KEYS) == [chunk.pages[0]], "it would be found before the next export"
+
+
+def test_only_slots_that_are_kept_for_the_importer_are_announced():
+    """Those before the window of the end may go to other pages while they are read."""
+    giver = Giver(num_window_slots=8)
+    giver.fill(KEYS[:6])
+    window, windows = giver.cache.window, giver.cache.pool.windows
+    assert window is not None
+    assert windows is not None
+    chunk = giver.cached.open(attempt("a"), KEYS, 0, now=0.0)
+    edge = window.first_page(6 * PAGE_SIZE)
+    assert 0 < edge < 6
+    assert chunk.window_slots == (NO_SLOT,) * edge + windows.slots(chunk.pages[edge:])
+    assert windows.num_held == 6 - edge
+    assert windows.num_unheld == edge, "they are there, and nothing holds them"

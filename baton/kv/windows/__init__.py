@@ -1,0 +1,1 @@
+"""Window parts of pages in slots of their own."""
