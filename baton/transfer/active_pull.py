@@ -87,8 +87,16 @@ def pull_problem(pull: Pull, num_local_pages: int, source: SourceInfo) -> str | 
         return f"{len(pull.digests)} digests for {num_pages} pages"
     if pull.tags is not None and len(pull.tags) != num_pages:
         return f"{len(pull.tags)} tags for {num_pages} pages"
-    if not all(0 <= page < num_local_pages for page in pull.local_pages):
+    if not _all_below(pull.local_pages, num_local_pages):
         return f"a local page is outside the pool of {num_local_pages}"
-    if not all(0 <= page < source.num_pages for page in pull.remote_pages):
+    if not _all_below(pull.remote_pages, source.num_pages):
         return f"a remote page is outside the pool of {source.num_pages}"
+    windows, num_slots = pull.remote_windows if pull.num_parts is None else (), source.num_window_slots
+    if len(windows) not in (0, num_pages) or not _all_below(windows, num_slots):
+        return f"window slots {list(windows)[:8]} of {num_pages} pages are not {num_pages} of {num_slots}"
     return None
+
+
+def _all_below(numbers: Sequence[int], end: int) -> bool:
+    """True if all are in [0, end)."""
+    return not numbers or (min(numbers) >= 0 and max(numbers) < end)

@@ -6,8 +6,7 @@ reads and layout bugs. They do not protect against forgery; page tags do (`baton
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import xxhash
 
@@ -23,10 +22,7 @@ READ_BYTES = 16 * 1024 * 1024
 
 def page_digest(page: memoryview, part_ends: Sequence[int] = ()) -> int:
     """xxh3-64 of each part of one page's bytes, joined; without `part_ends` of the whole page, in [0, 2**64)."""
-    if len(part_ends) <= 1:
-        return xxhash.xxh3_64_intdigest(page)
-    parts = [xxhash.xxh3_64_intdigest(part) for part in page_parts(page, part_ends)]
-    return join_parts(parts, len(parts))[0]
+    return xxhash.xxh3_64_intdigest(page) if len(part_ends) <= 1 else _digest(page_parts(page, part_ends))
 
 
 class PoolHasher:
@@ -71,7 +67,16 @@ def wrong_positions(
     return [part.start + at for at in sorted(wrong)]
 
 
-def _digests(memory: PoolMemory, pages: Sequence[PageId]) -> Iterator[int]:
-    step, digest = max(1, READ_BYTES // memory.page_bytes), partial(page_digest, part_ends=memory.part_ends)
+def _digests(memory: PoolMemory, pages: Sequence[PageId]) -> list[int]:
+    step, found = max(1, READ_BYTES // memory.page_bytes), list[int]()
     for start in range(0, len(pages), step):
-        yield from map(digest, memory.read(pages[start : start + step]))
+        read = pages[start : start + step]
+        if len(memory.part_ends) == 1:  # without a call between
+            found += map(xxhash.xxh3_64_intdigest, memory.read(read))
+        else:
+            found += map(_digest, memory.parts(read))
+    return found
+
+
+def _digest(parts: Sequence[memoryview]) -> int:
+    return join_parts([xxhash.xxh3_64_intdigest(part) for part in parts], len(parts))[0]

@@ -153,7 +153,7 @@ class FakeMover:
     def _copy_pages(self, copy: _Copy) -> None:
         pull = copy.active.pull
         num_bytes = pull.page_bytes(self._memory)
-        contents = [page[:num_bytes] for page in copy.link.source.memory.read(pull.remote_pages)]
+        contents = copy.link.source.memory.read(pull.remote_pages, num_bytes)
         write_leading(self._memory, pull.local_pages, contents)
         if copy.fault.kind is PullFaultKind.CORRUPT:
             self._flip_bit(pull.local_pages[copy.fault.position])
@@ -176,4 +176,4 @@ class FakePuller(ThreadedPuller):
         def make_mover(wake: Callable[[], None]) -> FakeMover:
             return FakeMover(fabric, memory, trust=trust)
 
-        super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
+        super().__init__(TRANSPORT, memory.part_ends, make_mover, on_event)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
-from baton.transfer.base import OnPullEvent, region_of
+from baton.transfer.base import OnPullEvent, region_of, window_region_of
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
 from baton.transfer.nixl_mover import UNKNOWN_PATH, NixlMover
@@ -34,6 +34,8 @@ class NixlSource:
         self._memory = memory  # peers hold its address: keep it as long as the agent
         self._agent: NixlAgent | None = NixlAgent(agent_name("source", worker_id, incarnation), progress_thread=True)
         self._agent.register(region)
+        if (windows := window_region_of(memory)) is not None:
+            self._agent.register(windows)
         self._metadata = encode_metadata(self._agent.metadata(), region, trust)
 
     def metadata(self) -> bytes:
@@ -65,7 +67,7 @@ class NixlPuller(ThreadedPuller):
         def make_mover(_: object) -> Mover:
             return NixlMover(NixlAgent(name, progress_thread=False), memory, self._paths, trust)
 
-        super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
+        super().__init__(TRANSPORT, memory.part_ends, make_mover, on_event)
 
     def path(self, source: WorkerId) -> str:
         """`nixl/ucx (cma)`, `nixl/ucx (tcp)` and so on, from UCX's report after the first read.

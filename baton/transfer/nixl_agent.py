@@ -1,7 +1,7 @@
 """Typed wrapper of the NIXL library, which only this module loads. Its errors become `LinkBroken`.
 
-Called by `baton.transfer.nixl`. An agent has no locks: one thread owns it. Assumptions about NIXL and UCX were
-measured with 1.5.1 on CPUs; see `docs/adr`.
+Called by `baton.transfer.nixl`; files have `baton.transfer.file_tier.posix_agent`. An agent has no locks: one thread
+owns it. Assumptions about NIXL and UCX were measured with 1.5.1 on CPUs; see `docs/adr`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class NixlAgent:
         """
         self.name = name
         self._api = load_nixl()
-        self._errors: tuple[type[Exception], ...] = _error_types(self._api.nixlBind)
+        self._errors: tuple[type[Exception], ...] = error_types(self._api.nixlBind)
         self._disconnect_error: type[Exception] = self._api.nixlBind.nixlRemoteDisconnectError
         with self._as_link_broken(f"UCX does not start, which --transport stream does without: no NIXL agent {name}"):
             config = self._api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[])
@@ -113,6 +114,14 @@ class NixlAgent:
         """Prepared list of the first `num_bytes` of a peer's pages. Fails for memory that it has not registered."""
         return self._prepare(peer, region, num_bytes)
 
+    def local_parts(self, regions: Sequence[MemoryRegion]) -> Any:
+        """Prepared list of the whole items of several of this process's regions, one region after another."""
+        return self._prepare_rows(_LOCAL, regions)
+
+    def remote_parts(self, peer: str, regions: Sequence[MemoryRegion]) -> Any:
+        """Prepared list of the whole items of several of a peer's regions, one region after another."""
+        return self._prepare_rows(peer, regions)
+
     def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Any:
         """Prepares a read of `remote_pages` into `local_pages`, pairwise; `post` starts it."""
         with self._as_link_broken("read refused"):
@@ -142,10 +151,13 @@ class NixlAgent:
         self._agent = None
 
     def _prepare(self, owner: str, region: MemoryRegion, num_bytes: int) -> Any:
-        # One strided row (address, length, device, stride, count) for any number of pages.
-        row = [region.address, num_bytes, region.device_id, region.page_bytes, region.num_pages]
+        return self._prepare_rows(owner, [replace(region, item_bytes=num_bytes)])
+
+    def _prepare_rows(self, owner: str, regions: Sequence[MemoryRegion]) -> Any:
+        # One strided row (address, length, device, stride, count) a region, for any number of pages.
+        rows = [[one.address, one.num_item_bytes, one.device_id, one.page_bytes, one.num_pages] for one in regions]
         with self._as_link_broken(f"{owner}: pages cannot be addressed"):
-            return self._agent.prep_xfer_dlist(owner, np.array([row], np.uint64), region.kind.value, [_BACKEND])
+            return self._agent.prep_xfer_dlist(owner, np.array(rows, np.uint64), regions[0].kind.value, [_BACKEND])
 
     def _state(self, ask: Callable[[Any], str], read: Any) -> ReadState:
         try:
@@ -164,7 +176,7 @@ class NixlAgent:
             raise LinkBroken(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _error_types(bindings: Any) -> tuple[type[Exception], ...]:
+def error_types(bindings: Any) -> tuple[type[Exception], ...]:
     """Exceptions of the library, which have no common base class."""
     members = (getattr(bindings, name) for name in dir(bindings))
     return tuple(member for member in members if isinstance(member, type) and issubclass(member, Exception))

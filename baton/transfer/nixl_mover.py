@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -21,8 +21,9 @@ from baton.domain.ids import WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
 from baton.kv.page_tags import TagVerifier
+from baton.kv.windows.memory import WindowedMemory
 from baton.transfer.active_pull import ActivePull, pull_problem
-from baton.transfer.base import MemoryRegion, SourceInfo, region_of
+from baton.transfer.base import MemoryRegion, Pull, SourceInfo, region_of, window_region_of
 from baton.transfer.digest import wrong_positions
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
@@ -39,6 +40,8 @@ UNKNOWN_PATH = PATH.format("unknown")
 TCP_PATH = PATH.format("tcp")
 """UCX may abort a source when a reader of it is killed: docs/results/killed-peers.md."""
 
+_HALVES = 0
+"""Key of the prepared lists of pages and their window parts."""
 _log = structlog.get_logger(__name__)
 
 
@@ -49,7 +52,8 @@ class _Link:
     info: SourceInfo
     peer: str
     region: MemoryRegion
-    pages: dict[int, Any]  # prepared lists, by the bytes that they have of a page
+    windows: MemoryRegion | None
+    pages: dict[int, Any]  # prepared lists, by the bytes that they have of a page; `_HALVES`: of both halves
     num_reads: int = 0
     num_active_pulls: int = 0
     broken: str | None = None
@@ -104,10 +108,12 @@ class NixlMover:
         self._trust = trust
         self._verifier = TagVerifier(trust)
         self._memory = memory
-        self._region = region_of(memory)
+        self._region, self._windows = region_of(memory), window_region_of(memory)
         self._paths = paths
         self._agent = agent
-        self._agent.register(self._region)
+        for region in (self._region, self._windows):
+            if region is not None:
+                self._agent.register(region)
         page_bytes = self._region.page_bytes
         self._pages = {page_bytes: self._agent.local_pages(self._region, page_bytes)}  # as those of a link
         self._links: dict[WorkerId, _Link] = {}
@@ -146,8 +152,16 @@ class NixlMover:
             region = MemoryRegion(
                 source.base_address, source.num_pages, source.page_bytes, metadata.device_id, metadata.kind
             )
+            windows = None
+            if source.window_bytes:
+                windows = replace(
+                    region,
+                    address=source.window_base_address,
+                    num_pages=source.num_window_slots,
+                    page_bytes=source.window_bytes,
+                )
             pages = {region.page_bytes: self._agent.remote_pages(peer, region, region.page_bytes)}
-            return _Link(source, peer, region, pages)
+            return _Link(source, peer, region, windows, pages)
         except LinkBroken:
             self._agent.remove_peer(peer)
             raise
@@ -244,8 +258,7 @@ class NixlMover:
         num_bytes = pull.page_bytes(self._memory)
         stop = min(start + max(1, MAX_POST_BYTES // num_bytes), len(pull.local_pages))
         try:
-            local, remote = self._prepared(transfer.link, num_bytes)
-            handle = self._agent.read(local, pull.local_pages[start:stop], remote, pull.remote_pages[start:stop])
+            handle = self._read(transfer.link, pull, slice(start, stop))
         except LinkBroken as error:
             transfer.failure = str(error)
             self._break(transfer.link, transfer.failure)
@@ -257,6 +270,34 @@ class NixlMover:
         state = self._agent.post(handle)
         if not self._finish_read(read, state):
             self._reads.append(read)
+
+    def _read(self, link: _Link, pull: Pull, part: slice) -> Any:
+        """A read of some pages of a pull. Raises `LinkBroken`."""
+        local_pages, remote_pages = pull.local_pages[part], pull.remote_pages[part]
+        if pull.num_parts is not None or (self._windows is None and link.windows is None):
+            local, remote = self._prepared(link, pull.page_bytes(self._memory))
+            return self._agent.read(local, local_pages, remote, remote_pages)
+        local, remote = self._prepared_halves(link)
+        slots = self._memory.slot_of if isinstance(self._memory, WindowedMemory) else range(self._region.num_pages)
+        ours = [slots[page] for page in local_pages]
+        theirs = pull.remote_windows[part] if link.windows is not None else remote_pages
+        if len(theirs) != len(remote_pages) or min(ours) < 0 or min(theirs) < 0:
+            raise LinkBroken(f"{link.info.worker_id}: window parts are to be read that have no slots")
+        edges = self._region.num_pages, link.region.num_pages
+        both = [
+            [*pages, *(edge + slot for slot in windows)]
+            for pages, windows, edge in zip((local_pages, remote_pages), (ours, theirs), edges, strict=True)
+        ]
+        return self._agent.read(local, both[0], remote, both[1])
+
+    def _prepared_halves(self, link: _Link) -> tuple[Any, Any]:
+        """The prepared lists of pages up to their window parts, and then of these, wherever they lie."""
+        edge = self._memory.part_ends[-2]
+        if _HALVES not in self._pages:
+            self._pages[_HALVES] = self._agent.local_parts(self._region.halves(edge, self._windows))
+        if _HALVES not in link.pages:
+            link.pages[_HALVES] = self._agent.remote_parts(link.peer, link.region.halves(edge, link.windows))
+        return self._pages[_HALVES], link.pages[_HALVES]
 
     def _prepared(self, link: _Link, num_bytes: int) -> tuple[Any, Any]:
         """The prepared lists of the first `num_bytes` of local and of remote pages."""

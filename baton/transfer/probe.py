@@ -32,6 +32,7 @@ def probe_bandwidth(
     num_pages: int,
     *,
     deadline_s: float = PROBE_DEADLINE_S,
+    num_parts: int | None = None,
     on_pages_free: Callable[[], None],
 ) -> tuple[int, float]:
     """Pulls pages of a connected source; returns (bytes, seconds) of the pull that counts.
@@ -40,14 +41,16 @@ def probe_bandwidth(
     ones grow until one takes long enough, and takes as long again: the faster one counts, since a process may have
     waited for its core. A slow link is measured with few bytes, as both processes need their cores for requests. No
     digests are checked, as the contents do not matter. `num_pages` is cut to the number of local pages and of the
-    source's pages. Calls `on_pages_free` once, here or in the transfer thread, when `local_pages` may be reused; after
-    a late pull that can be much later. Blocks for at most `deadline_s` per pull. Raises `LinkBroken`.
+    source's pages. `num_parts`: see `Pull`. Calls `on_pages_free` once, here or in the transfer thread, when
+    `local_pages` may be reused; after a late pull that can be much later. Blocks for at most `deadline_s` per pull.
+    Raises `LinkBroken`.
     """
     num_pages = min(num_pages, len(local_pages), source.num_pages)
 
     def pull(size: int) -> PullEvent:
         pages = tuple(PageId(page) for page in range(size))
-        return _pull_once(puller, Pull(0, source.worker_id, pages, tuple(local_pages[:size]), None, deadline_s))
+        local = tuple(local_pages[:size])
+        return _pull_once(puller, Pull(0, source.worker_id, pages, local, None, deadline_s, num_parts=num_parts))
 
     try:
         pull(1)

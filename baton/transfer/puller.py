@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -84,10 +84,13 @@ _Command = ActivePull | _Connect | _Disconnect | _Wake | _Close
 class ThreadedPuller:
     """Decode's side of a transport: a transfer thread around one mover. A closed puller answers nothing."""
 
-    def __init__(self, transport: str, page_bytes: int, make_mover: MoverFactory, on_event: OnPullEvent) -> None:
-        """Returns when the mover is made. Raises the error of `make_mover`."""
+    def __init__(
+        self, transport: str, part_ends: Sequence[int], make_mover: MoverFactory, on_event: OnPullEvent
+    ) -> None:
+        """`part_ends`: of local pages. Returns when the mover is made. Raises the error of `make_mover`."""
         self.transport = transport
-        self._page_bytes = page_bytes
+        self._page_bytes = part_ends[-1]
+        self._last_part_bytes = part_ends[-1] - part_ends[-2] if len(part_ends) > 1 else 0
         self._on_event = on_event
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._active_pulls: list[ActivePull] = []
@@ -106,10 +109,17 @@ class ThreadedPuller:
         """
         if source.transport != self.transport:
             raise LinkBroken(f"{source.worker_id} speaks {source.transport}, not {self.transport}")
-        if source.page_bytes != self._page_bytes:
-            raise LinkBroken(f"{source.worker_id} has pages of {source.page_bytes} bytes, not {self._page_bytes}")
+        page_bytes = source.page_bytes + source.window_bytes
+        if page_bytes != self._page_bytes:
+            raise LinkBroken(f"{source.worker_id} has pages of {page_bytes} bytes, not {self._page_bytes}")
+        if source.window_bytes not in (0, self._last_part_bytes):
+            raise LinkBroken(
+                f"{source.worker_id} has window parts of {source.window_bytes} bytes, which is no part here"
+            )
         if not 0 < source.num_pages * source.page_bytes < _ADDRESS_SPACE_BYTES - source.base_address:
             raise LinkBroken(f"{source.worker_id} has {source.num_pages} pages at an address that cannot hold them")
+        if source.num_window_slots * source.window_bytes >= _ADDRESS_SPACE_BYTES - source.window_base_address:
+            raise LinkBroken(f"{source.worker_id} has window slots at an address that cannot hold them")
         if self._closed.is_set():
             raise LinkBroken("the puller is closed")
         command = _Connect(source)

@@ -103,14 +103,11 @@ class FileMover:
 
     def _read_all(self) -> None:
         while (read := self._reads.get()) is not None:
-            self._end(EndedRead(read.number, tuple(map(self._read_one, read.slots))))
+            pages = self._file.read_all(read.slots)
+            self._end(EndedRead(read.number, tuple(map(self._digested, pages))))
 
-    def _read_one(self, slot: int) -> tuple[bytearray, int] | None:
-        try:
-            page = self._file.read(slot)
-        except OSError:
-            return None
-        return page, page_digest(memoryview(page), self._part_ends)
+    def _digested(self, page: bytearray | None) -> tuple[bytearray, int] | None:
+        return None if page is None else (page, page_digest(memoryview(page), self._part_ends))
 
     def _write_all(self) -> None:
         while (write := self._writes.get()) is not None:

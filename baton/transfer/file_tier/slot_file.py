@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from baton.domain.arithmetic import ceil_div
@@ -43,7 +44,7 @@ class FolderClaim:
 
 
 class SlotFile:
-    """Reads and writes whole slots. Thread-safe for different slots."""
+    """Reads and writes whole slots by `preadv` and `pwrite`. Thread-safe for different slots."""
 
     def __init__(self, folder: Path, page_bytes: int, num_slots: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Segments behind `num_slots` are removed. Raises `OSError`."""
@@ -55,6 +56,11 @@ class SlotFile:
         for path in folder.glob("seg-*"):
             if not path.name[4:].isdigit() or int(path.name[4:]) >= num_segments:
                 path.unlink()
+
+    @property
+    def mover(self) -> str:
+        """What moves the bytes, for logs."""
+        return "preadv"
 
     def write(self, slot: int, page: bytes) -> None:
         """Writes a page into `slot`; makes and preallocates its segment. Raises `OSError`, ENOSPC if that fails."""
@@ -78,6 +84,10 @@ class SlotFile:
             view, offset = view[num_bytes:], offset + num_bytes
         return page
 
+    def read_all(self, slots: Sequence[int]) -> list[bytearray | None]:
+        """Bytes of slots, None for those that cannot be read."""
+        return [self._read_or_none(slot) for slot in slots]
+
     def first_slot_of_segment(self, slot: int) -> int:
         return slot - slot % self.slots_per_segment
 
@@ -85,6 +95,12 @@ class SlotFile:
         for fd in self._segments.values():
             os.close(fd)
         self._segments.clear()
+
+    def _read_or_none(self, slot: int) -> bytearray | None:
+        try:
+            return self.read(slot)
+        except OSError:
+            return None
 
     def _place(self, slot: int) -> tuple[int, int]:
         segment, index = divmod(slot, self.slots_per_segment)

@@ -44,7 +44,7 @@ class StreamPuller(ThreadedPuller):
         def make_mover(wake: Callable[[], None]) -> StreamMover:
             return StreamMover(memory, wake, trust, self._paths)
 
-        super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
+        super().__init__(TRANSPORT, memory.part_ends, make_mover, on_event)
 
     def path(self, source: WorkerId) -> str:
         """`stream/tcp` or `stream/grpc`: how the last pages from `source` came; `stream` before the first ones."""
@@ -224,13 +224,13 @@ class _Read:
 
     def _receive(self, connection: PageConnection, pages: Sequence[PageId], until: float) -> None:
         """Receives the next pages, where they belong if the host can reach it."""
-        views = self._memory.host_views(pages)
+        views = self._memory.host_views(pages, self._page_bytes)
         if views is None:
             part = memoryview(bytearray(len(pages) * self._page_bytes))
             connection.read_into([part], until)
             self._land(part)
         else:
-            connection.read_into([view[: self._page_bytes] for view in views], until)
+            connection.read_into(views, until)
             self._check(len(pages))
 
     def _land(self, data: memoryview) -> None:

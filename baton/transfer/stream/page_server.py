@@ -23,6 +23,7 @@ from baton.rpc.call_token import OPEN_CLUSTER_KEY, TOKEN_BYTES, CallTokenFault, 
 from baton.rpc.gen import handoff_pb2
 from baton.rpc.request_budget import MAX_CONTROL_BYTES
 from baton.transfer.stream import page_wire
+from baton.transfer.stream.page_writer import PageWriter
 
 MAX_CONNECTIONS = 512
 MAX_STRANGERS = 64
@@ -142,18 +143,19 @@ class PageServer:
         try:
             page_wire.prepare(connection)
             deadline = time.monotonic() + FIRST_REQUEST_S
-            while self._answer(connection, peer, deadline):
-                connection.settimeout(None)
-                if not connection.recv(1, socket.MSG_PEEK):
-                    return
-                deadline = time.monotonic() + REQUEST_S
+            with contextlib.closing(PageWriter(connection, STALL_S)) as writer:
+                while self._answer(connection, writer, peer, deadline):
+                    connection.settimeout(None)
+                    if not connection.recv(1, socket.MSG_PEEK):
+                        return
+                    deadline = time.monotonic() + REQUEST_S
         except OSError as error:
             if not self._closed.is_set():
                 _log.debug("page_connection_ended", reason=str(error))
         finally:
             self._leave(connection)
 
-    def _answer(self, connection: socket.socket, peer: str, deadline: float) -> bool:
+    def _answer(self, connection: socket.socket, writer: PageWriter, peer: str, deadline: float) -> bool:
         """Answers one request; False if it was refused."""
         try:
             request = self._read_request(connection, deadline)
@@ -161,18 +163,22 @@ class PageServer:
             if refused.fault is not None:
                 self._on_rejected(RejectedCall(refused.fault, page_wire.METHOD, peer))
             reason = str(refused).encode()[: page_wire.MAX_REASON_BYTES]
-            page_wire.send(connection, [page_wire.HEAD.pack(page_wire.REFUSED, len(reason)), reason], STALL_S)
+            writer.send_copies([page_wire.HEAD.pack(page_wire.REFUSED, len(reason)), reason])
             return False
         with self._lock:
             self._strangers.pop(connection, None)
         memory, pages = self._memory, request.pages
         num_bytes = request.leading_bytes or memory.page_bytes
         head = page_wire.HEAD.pack(page_wire.PAGES, len(pages) * num_bytes)
-        page_wire.send(connection, [head], STALL_S)
+        writer.send_copies([head])
         step = page_wire.part_pages(num_bytes)
         for start in range(0, len(pages), step):
-            contents = [page[:num_bytes] for page in memory.read(pages[start : start + step])]
-            page_wire.send(connection, contents, STALL_S)
+            part = pages[start : start + step]
+            views = memory.host_views(part, num_bytes)
+            if views is None:
+                writer.send_copies(memory.read(part, num_bytes))
+            else:
+                writer.send_pages(views)
         return True
 
     def _read_request(self, connection: socket.socket, deadline: float) -> handoff_pb2.ReadPagesRequest:

@@ -7,6 +7,7 @@ with `REFUSED` is followed by the reason, and the end of the connection.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -23,8 +24,14 @@ PART_BYTES = 1024 * 1024
 """Most page bytes that are handled at once, or one page if that is more."""
 MAX_PART_PAGES = 512
 """Of small pages; the operating system takes 1,024 buffers at once."""
+WAKE_BYTES = 512 * 1024
+"""A reader of more than that sleeps until so much has come: each wake-up costs about what copying 64 KB does."""
+MIN_WAKE_BYTES = 16 * 1024
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """In seconds: a peer whose host has vanished is noticed after 25 s."""
+_PACED, _UNPACED = b"bbr", b"reno"
+"""Congestion control: what begins with the first one sleeps between segments. The second is in every Linux kernel."""
+_MAX_NAME_BYTES = 16
 
 
 class ConnectionEnded(OSError):
@@ -46,13 +53,24 @@ def receive_into(connection: socket.socket, targets: Sequence[memoryview], deadl
     Raises `ConnectionEnded`, `TimeoutError` or `OSError`.
     """
     left, num_bytes = list(targets), 0
+    missing, wake_at = sum(map(len, left)), 1
     while left:
         connection.settimeout(time_left(deadline))
+        wake_at = _wake_at(connection, min(missing - num_bytes, WAKE_BYTES), wake_at)
         received = connection.recvmsg_into(left)[0]
         if not received:
             raise ConnectionEnded(num_bytes)
         num_bytes += received
-        _drop(left, received)
+        drop(left, received)
+    _wake_at(connection, 1, wake_at)
+
+
+def _wake_at(connection: socket.socket, num_bytes: int, before: int) -> int:
+    """Has readers sleep until `num_bytes` have come, if that is worth a call. It holds for every later read."""
+    wanted = num_bytes if num_bytes > MIN_WAKE_BYTES else 1
+    if wanted != before:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+    return wanted
 
 
 def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
@@ -64,11 +82,27 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets the options of a new connection: small messages leave at once, an idle one is probed."""
+    """Sets the options of a new connection: small messages leave at once, an idle one is probed.
+
+    Between two ends on one host bytes are not paced, as BBR does where it is the system's choice.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    if connection.getpeername()[0] == connection.getsockname()[0]:
+        unpace(connection)
+
+
+def unpace(connection: socket.socket) -> None:
+    """Takes pacing off what this end sends, for a path without a queue to protect. It stays where the system refuses.
+
+    An operator may allow processes without rights one choice only (`tcp_allowed_congestion_control`).
+    """
+    with contextlib.suppress(OSError):
+        chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _MAX_NAME_BYTES)
+        if chosen.startswith(_PACED):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
 
 
 def is_quiet(connection: socket.socket) -> bool:
@@ -91,10 +125,10 @@ def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], stall
     left = [memoryview(buffer) for buffer in buffers if buffer]
     connection.settimeout(stall_s)
     while left:
-        _drop(left, connection.sendmsg(left))
+        drop(left, connection.sendmsg(left))
 
 
-def _drop(buffers: list[memoryview], num_bytes: int) -> None:
+def drop(buffers: list[memoryview], num_bytes: int) -> None:
     """Takes the first `num_bytes` off `buffers`."""
     num_whole = 0
     while num_whole < len(buffers) and num_bytes >= len(buffers[num_whole]):

@@ -98,4 +98,4 @@ class StreamSource:
             if self._closed:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the source is closed")
             pages = request.pages[start : start + step]
-            yield handoff_pb2.PageBytes(data=b"".join([page[:num_bytes] for page in self._memory.read(pages)]))
+            yield handoff_pb2.PageBytes(data=b"".join(self._memory.read(pages, num_bytes)))

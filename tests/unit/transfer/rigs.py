@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
+
+import pytest
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import ClusterTrust
@@ -17,6 +20,9 @@ from baton.transfer.puller import ThreadedPuller
 from tests.staged_memory import staged_memory
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory, source_info
 
+NIXL_INSTALLED = any(importlib.util.find_spec(package) for package in ("nixl_cu12", "nixl_cu13"))
+"""Looked up, not loaded: processes that import this module set UCX's environment before they load NIXL."""
+needs_nixl = pytest.mark.skipif(not NIXL_INSTALLED, reason="NIXL is not installed")
 TRUST = ClusterTrust(b"the secret of the contract suite")
 WAIT_S = 30.0
 """Longest wait for an expected event."""

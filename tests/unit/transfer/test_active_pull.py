@@ -70,12 +70,21 @@ def test_it_ends_only_once():
         ([0], [4], None, "local page is outside the pool of 4"),
         ([0], [-1], None, "local page is outside"),
         ([9], [0], None, "remote page is outside the pool of 9"),
+        ([0, 9, 1], [0, 1, 2], None, "remote page is outside the pool of 9"),
+        ([0, 1, 2], [3, -1, 2], None, "local page is outside"),
     ],
 )
 def test_an_impossible_pull_has_a_reason(remote, local, digests, problem):
     source = SourceInfo(WorkerId("p"), Incarnation(1), "", "fake", b"", 0, 9, 64)
     pull = Pull(1, WorkerId("p"), page_ids(remote), page_ids(local), digests, 1.0)
     assert problem in (pull_problem(pull, 4, source) or "")
+
+
+@pytest.mark.parametrize("slots", [(0, 3), (-1, 0), (0,)])
+def test_impossible_window_slots_have_a_reason(slots):
+    source = SourceInfo(WorkerId("p"), Incarnation(1), "", "fake", b"", 0, 9, 64, num_window_slots=3, window_bytes=8)
+    pull = Pull(1, WorkerId("p"), page_ids([0, 1]), page_ids([2, 3]), None, 1.0, remote_windows=slots)
+    assert "window slots" in (pull_problem(pull, 4, source) or "")
 
 
 def test_a_sound_pull_is_possible():

@@ -16,10 +16,10 @@ from baton.transfer.base import Pull, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl import NixlPuller, NixlSource
 from baton.transfer.nixl_agent import NixlAgent, load_nixl, nixl_available
+from baton.transfer.nixl_mover import MAX_POST_BYTES
 from tests.staged_memory import staged_memory
-from tests.unit.transfer.rigs import EventLog, page_ids
+from tests.unit.transfer.rigs import EventLog, needs_nixl, page_ids
 
-needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
 DECODE, PREFILL = WorkerId("decode-0"), WorkerId("prefill-0")
 
 
@@ -30,6 +30,10 @@ def test_user_settings_of_the_environment_are_kept(monkeypatch):
         monkeypatch.delitem(sys.modules, library, raising=False)
     ucx.prepare_environment({"UCX_NET_DEVICES": "lo"})
     assert environ == {**ucx.DEFAULTS, "UCX_LOG_LEVEL": "info", "UCX_NET_DEVICES": "lo"}
+
+
+def test_the_kernel_copies_a_whole_post_at_once():
+    assert ucx.DEFAULTS["UCX_CMA_SEG_SIZE"] == f"{MAX_POST_BYTES // (1024 * 1024)}m"
 
 
 def test_the_environment_cannot_be_changed_after_the_library_was_loaded(monkeypatch):

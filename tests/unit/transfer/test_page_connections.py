@@ -93,7 +93,7 @@ def ended(connection: socket.socket) -> bool:
 def test_a_connection_serves_one_request_after_the_other(source: StreamSource, memory: PageMemory) -> None:
     issuer = call_token_issuer(TRUST, INCARNATION)
     with connected(source) as connection:
-        for pages in ([3], [0, 7, 7, 1], []):
+        for pages in ([3], [0, 7, 7, 1], [2] * 500, []):
             body = request(*pages)
             got = answer(connection, page_wire.MAGIC + issuer.issue(page_wire.METHOD, body) + body)
             assert got == (page_wire.PAGES, b"".join(memory.page(page) for page in pages))

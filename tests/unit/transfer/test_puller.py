@@ -50,7 +50,7 @@ class PullerHarness:
     def __init__(self) -> None:
         self.events = EventLog()
         self.mover: IdleMover
-        self.puller = ThreadedPuller("still", 64, self._make, self.events)
+        self.puller = ThreadedPuller("still", (64,), self._make, self.events)
 
     def _make(self, wake: Callable[[], None]) -> IdleMover:
         self.mover = IdleMover(wake)
@@ -118,7 +118,7 @@ def test_a_mover_that_cannot_be_made_is_the_constructors_error():
 
     before = threading.active_count()
     with pytest.raises(LinkBroken, match="no UCX here"):
-        ThreadedPuller("still", 64, broken, EventLog())
+        ThreadedPuller("still", (64,), broken, EventLog())
     assert threading.active_count() <= before + 1
 
 

@@ -37,7 +37,7 @@ class _Rig:
         def make_mover(wake: Callable[[], None]) -> FakeMover:
             return FakeMover(self.fabrics[transport], self.memory)
 
-        return ThreadedPuller(transport, 64, make_mover, self.events)
+        return ThreadedPuller(transport, (64,), make_mover, self.events)
 
     def source(self, id: WorkerId, transport: str, seed: int) -> SourceInfo:
         source = FakeSource(self.fabrics[transport], id, FIRST, filled_memory(8, 64, seed=seed))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from baton.settings import ucx
 from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.ucx_report import read_transport
+from tests.unit.transfer import namespace_pair
 from tests.unit.transfer.namespace_pair import MOUNT, UNSHARE
 
 REPORT = """\
@@ -77,13 +77,11 @@ def can_unshare() -> bool:
         return False
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.skipif(nixl_available() is not None, reason="NIXL is not installed")
 @pytest.mark.parametrize(("separate", "path"), [(False, "nixl/ucx (cma)"), (True, "nixl/ucx (tcp)")])
 def test_the_path_over_namespaces_is_tcp_and_on_one_host_cma(separate: bool, path: str, tmp_path: Path):
     """Two containers are two network and process namespaces: the kernel then refuses to copy between processes."""
     if separate and not can_unshare():
         pytest.skip("this user may not create namespaces")
-    command = [sys.executable, "-m", "tests.unit.transfer.namespace_pair", str(tmp_path), "apart" if separate else ""]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.split("\n") if line.startswith("nixl/")][-1:] == [path]
+    assert namespace_pair.main(tmp_path, separate) == path

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -171,7 +171,13 @@ def count_outcomes(case: Case, transport: str, number: int, seconds: float) -> d
     return dict(counts)
 
 
-if __name__ == "__main__":
-    seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 600.0
-    counts = count_outcomes(Case(sys.argv[1]), sys.argv[2], int(sys.argv[3]), seconds)
+def run(words: Sequence[str]) -> int:
+    """Runs the command; returns its exit code. Without a thread: a fork server calls it, too."""
+    case, transport, number, *seconds = words
+    counts = count_outcomes(Case(case), transport, int(number), float(seconds[0]) if seconds else 600.0)
     sys.stdout.write(f"\n{json.dumps(counts)}\n")  # a line of its own: UCX may write as well
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

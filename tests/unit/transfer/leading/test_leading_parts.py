@@ -13,16 +13,14 @@ from baton.kv.page_tags import PURPOSE, PageTag, PoolTagger
 from baton.rpc.gen import handoff_pb2
 from baton.transfer.base import PullOutcome
 from baton.transfer.digest import digest_pages, page_digest
-from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.stream import page_wire
 from baton.transfer.stream.source import StreamSource
 from tests.contract.test_transfer import NUM_PAGES, PAGE_BYTES, SEED, Side, new_side, spec
 from tests.unit.transfer import test_page_connections as connections
-from tests.unit.transfer.rigs import ENVIRONMENTS, TRUST, Rig, RunningSource, page_ids
+from tests.unit.transfer.rigs import ENVIRONMENTS, TRUST, Rig, RunningSource, needs_nixl, page_ids
 from tests.unit.transfer.source_process import filled_memory
 
 PART_ENDS = (4096, PAGE_BYTES // 2 + 64, PAGE_BYTES)
-NIXL = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,7 @@ def expected() -> PageMemory:
 
 @pytest.fixture(
     scope="module",
-    params=["fake-staged", "stream", "stream-staged", "stream-calls", pytest.param("nixl", marks=NIXL)],
+    params=["fake-staged", "stream", "stream-staged", "stream-calls", pytest.param("nixl", marks=needs_nixl)],
 )
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     with pytest.MonkeyPatch.context() as patch:
