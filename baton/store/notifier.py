@@ -41,6 +41,8 @@ class ChangeNotifier:
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
     """Waits for the event for at most `timeout_s`; returns True if it is set."""
+    if event.is_set():
+        return True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

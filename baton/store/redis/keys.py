@@ -16,7 +16,7 @@
     <prefix>changes                    channel ids of workers that joined, left or changed their status
 
 Calls, sequences and journals are sealed but for the fields that scripts need (`record_codec`, `journal_codec`).
-Called by `RedisStore` only.
+Called by `RedisStore`, and by tests that write as a stranger.
 """
 
 from __future__ import annotations

@@ -34,13 +34,15 @@ class WriterOptions:
     """Timing and bounds of a `StoreWriter`.
 
     `max_ended` bounds the ended sequences and calls that wait for a store that is away. `retry_s` is the pause after a
-    failure, `idle_ping_s` the interval of pings while there is nothing to write.
+    failure, `idle_ping_s` the interval of pings while there is nothing to write. `opening_s`: longest wait of a new
+    call for the workers of its first sequence, which are then written with it.
     """
 
     max_ended: int = 10_000
     retry_s: float = 0.5
     idle_ping_s: float = 1.0
     journal_interval_s: float = 0.05
+    opening_s: float = 0.05
 
 
 class Flusher:
@@ -70,21 +72,37 @@ class Flusher:
         self._flush_requested = False
         self._num_flushing = 0
         self._has_due = False
+        self._opening: asyncio.TimerHandle | None = None  # set while new calls wait
         self._flush_failed = False
         self._journals_alone = False
         self.degraded = False
         self.num_dropped = 0
 
-    def on_queue_changed(self) -> None:
-        """Drops what exceeds the bounds of the queue, and wakes the task."""
+    def on_queue_changed(self, changed: RecordSync | CallSync | None = None) -> None:
+        """Drops what exceeds the bounds of the queue, and wakes the task. `changed`: the only sync that did.
+
+        A new call does not wake it for `opening_s`: what does, or a question for the call, writes it as well.
+        """
         while self._queue.over_limit:
             id = self._queue.drop_oldest()
             self.num_dropped += 1
             self._set_degraded(True, f"too many ended sequences wait to be written: {id} is dropped")
         if not self._queue.empty:
             self._drained.clear()
-        if self._queue.next_sync() is not None or (self._queue.has_due and not self._has_due):
+        if self._queue.next_sync() is not None:
+            if changed is None or self._queue.is_urgent(changed):
+                self._wake.set()
+                return
+            if self._opening is None:
+                self._opening = asyncio.get_running_loop().call_later(self._options.opening_s, self._wake.set)
+            self._note_due()
+        elif self._queue.has_due and not self._has_due:
             self._wake.set()  # else it already waits for the time of the next flush
+
+    def write_new_calls(self) -> None:
+        """Writes new calls without waiting for their workers: somebody waits for the store to have one."""
+        if self._opening is not None:
+            self._wake.set()
 
     def request_flush(self) -> None:
         """Flushes journals without waiting for the interval."""
@@ -113,6 +131,7 @@ class Flusher:
             await self.flush(timeout_s)
             self._task.cancel()
             await asyncio.wait([self._task], timeout=timeout_s)
+            self._end_opening()
 
     async def _run(self) -> None:
         """The root of the task."""
@@ -126,9 +145,8 @@ class Flusher:
     async def _step(self) -> None:
         """Does one piece of work: a flush when it is time, else what cannot wait for it, else a wait."""
         queue, has_due = self._queue, self._queue.has_due
-        if has_due and not self._has_due:
-            self._pacer.begin(_now())
-        self._has_due = has_due
+        self._end_opening()
+        self._note_due()
         wait_s = 0.0 if self._num_flushing else self._pacer.wait_s(_now(), urgent=self._flush_requested)
         due, sync = has_due and wait_s == 0.0, queue.next_sync()
         batch = None
@@ -143,6 +161,19 @@ class Flusher:
         else:
             await self._wait_for_work(wait_s)
 
+    def _note_due(self) -> None:
+        """The interval runs from what is due first, also while new calls wait."""
+        has_due = self._queue.has_due
+        if has_due and not self._has_due:
+            self._pacer.begin(_now())
+        self._has_due = has_due
+
+    def _end_opening(self) -> None:
+        """The new calls are written now."""
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+
     async def _run_sync(self, sync: RecordSync | CallSync) -> None:
         """Runs a sync as far as it goes. An unforeseen failure must not stop the others.
 
@@ -155,6 +186,7 @@ class Flusher:
             sync.status.num_conflicts = 0
         except StoreUnavailable:
             sync.status.stale = True
+            self._queue.update(sync)  # it may wait for journals since a change meanwhile: they go without a stale one
             self._queue.put_last(sync)
             raise
         except Exception as error:  # the root of this sync

@@ -112,6 +112,12 @@ class SyncQueue:
             return sync.call
         return sync
 
+    def is_urgent(self, sync: RecordSync | CallSync) -> bool:
+        """True if its record cannot wait, and is not that of a new call, whose sequences have no workers yet."""
+        if sync not in self._waiting and sync not in self._rechecks:
+            return False
+        return not isinstance(sync, CallSync) or sync.ended or sync.stored is not None or sync.status.alone
+
     def add_call(self, call: CallSync) -> None:
         """Adds an open call. Sequences that are added later belong to it by their ids."""
         self.calls[call.desired.id] = call

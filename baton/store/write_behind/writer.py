@@ -93,12 +93,16 @@ class StoreWriter:
         call = CallSync(record, stored=CallStatus.OPEN if claimed else None)
         call.status.given_up = len(record.body) > MAX_BODY_BYTES
         self._queue.add_call(call)
-        self._flusher.on_queue_changed()
+        self._flusher.on_queue_changed(call)
         return None if call.status.given_up else call.durable
 
     def adopt_call(self, record: CallRecord) -> None:
         """Notes a call that this owner has claimed; the store has `record`."""
         self.open_call(record, claimed=True)
+
+    def write_new_calls(self) -> None:
+        """Writes new calls now, whose sequences have no workers yet: somebody waits for the store to have one."""
+        self._flusher.write_new_calls()
 
     def end_call(self, id: RequestId, status: CallStatus, trace: bytes = b"") -> None:
         """Notes that a call is ABANDONED or ENDED, and its encoded trace; no effect when it is not open here.
@@ -121,8 +125,9 @@ class StoreWriter:
         transitions.check_new_sequence(record)
         if record.id in self._queue.sequences:
             raise Broken(f"request {record.id} is already being written")
-        self._queue.add_sequence(RecordSync(record))
-        self._flusher.on_queue_changed()
+        sync = RecordSync(record)
+        self._queue.add_sequence(sync)
+        self._flusher.on_queue_changed(sync)
 
     def adopt(self, record: SequenceRecord) -> None:
         """Notes a sequence that is taken over: the store has it QUEUED under `record.attempt`, as the claim left it.
@@ -228,7 +233,7 @@ class StoreWriter:
 
     def _update(self, sync: RecordSync | CallSync) -> None:
         self._queue.update(sync)
-        self._flusher.on_queue_changed()
+        self._flusher.on_queue_changed(sync)
 
 
 def _is_over(sync: RecordSync | CallSync | None) -> bool:

@@ -34,7 +34,10 @@ local function extend(key)
   redis.call('PEXPIRE', key, ttl)
   return ttl
 end
-redis.call('ZADD', KEYS[2], string.format('%.0f', now + extend(KEYS[1])), name)
+local ttl = extend(KEYS[1])
+time = redis.call('TIME')  -- read behind the expiry: a file's bytes count for as long as it lives
+now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + ttl), name)
 redis.call('HSET', KEYS[3], name, whole)
 redis.call('HINCRBY', KEYS[3], '', whole - counted)
 extend(KEYS[2])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallOwner, CallRecord, CallStatus, SequenceRecord, StoreUnavailable
+from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 from baton.store.write_chain import AdvanceSequence, ChainedWrite, EndCall, PutCall, WriteJournal, WriteResult
@@ -91,6 +93,14 @@ async def store() -> AsyncIterator[CountingStore]:
     await made.close()
 
 
+@asynccontextmanager
+async def idle_writer(store: CountingStore, opening_s: float) -> AsyncIterator[StoreWriter]:
+    """A writer that waits for work."""
+    async with StoreWriter(store, WriterOptions(journal_interval_s=NEVER_S, opening_s=opening_s)) as made:
+        await asyncio.sleep(0)
+        yield made
+
+
 @pytest.fixture
 async def writer(store: CountingStore) -> AsyncIterator[StoreWriter]:
     async with StoreWriter(store, WriterOptions(journal_interval_s=NEVER_S)) as made:
@@ -110,6 +120,76 @@ async def test_a_short_call_is_three_round_trips(store: CountingStore, writer: S
     assert await writer.flush(WAIT_S) == 0
     assert await store.next_trip() == [["WriteJournal", "AdvanceSequence", "EndCall"]]
     assert len(store.trips) == 3
+
+
+@pytest.mark.parametrize("num_beside", [0, 2])
+async def test_a_call_that_gets_workers_soon_opens_with_their_fingerprint(
+    store: CountingStore, num_beside: int
+) -> None:
+    """And with it all calls that have opened meanwhile."""
+    async with idle_writer(store, NEVER_S) as writer:
+        call, beside = Call(writer, "c"), [Call(writer, f"d{number}") for number in range(num_beside)]
+        for each in (call, *beside):
+            each.open()
+        await asyncio.sleep(0)
+        call.reserve()
+        assert await store.next_trip() == [OPENING] * (1 + num_beside)
+        record = await store.get(call.sequence.request_id)
+        assert record is not None
+        assert (record.state, record.fingerprint) == (RequestState.DECODING, "f00d")
+
+
+async def test_a_call_that_somebody_waits_for_opens_without_workers(store: CountingStore) -> None:
+    async with idle_writer(store, NEVER_S) as writer:
+        Call(writer, "c").open()
+        writer.write_new_calls()
+        assert await store.next_trip() == [OPENING]
+        Call(writer, "d").open()
+        assert await writer.flush(WAIT_S) == 0
+        assert len(store.trips) == 2
+
+
+async def test_a_call_that_ends_before_it_has_workers_is_written_whole(store: CountingStore) -> None:
+    async with idle_writer(store, NEVER_S) as writer:
+        call = Call(writer, "c")
+        call.open()
+        await asyncio.sleep(0)
+        writer.advance(call.sequence, RequestEvent.CANCEL)
+        call.end()
+        assert await store.next_trip() == [[*OPENING, "EndCall"]]
+
+
+async def test_a_full_queue_of_new_calls_wakes_nobody(store: CountingStore) -> None:
+    """Each waits for the first one's time, and goes with it."""
+    async with idle_writer(store, 0.02) as writer:
+        for name in "abc":
+            Call(writer, name).open()
+            await asyncio.sleep(0)
+        assert store.trips == []
+        assert await store.next_trip() == [OPENING] * 3
+
+
+async def test_a_journal_beside_a_new_call_waits_one_interval(store: CountingStore, monkeypatch: Any) -> None:
+    """It runs from the first token that is due, not from the end of the wait for the new call's workers."""
+    begun, begin = list[float](), FlushPacer.begin
+
+    def record(self: FlushPacer, now: float) -> None:
+        begun.append(now)
+        begin(self, now)
+
+    async with idle_writer(store, NEVER_S) as writer:
+        call = Call(writer, "c")
+        call.open()
+        call.reserve()
+        assert await store.next_trip() == [OPENING]
+        await asyncio.sleep(0)
+        monkeypatch.setattr(FlushPacer, "begin", record)
+        other = RequestId("d")
+        writer.open_call(CallRecord(other, OWNER, 1, CallStatus.OPEN, "/x", b"{}", "", 0, 7, (), owner_tag=TAG))
+        assert begun == []
+        call.emit(0)
+        call.emit(1)
+        assert len(begun) == 1
 
 
 async def test_calls_that_open_together_are_one_round_trip(store: CountingStore, writer: StoreWriter) -> None:
@@ -243,4 +323,54 @@ async def test_an_end_passes_a_call_that_a_full_store_refuses(streaming: bool) -
     assert store.refused[0][-2:] == [["PutCall", "PutSequence"], ["EndCall"]]
     assert await store.get_call(new.id) is None
     await writer.close(0.0)
+    await store.close()
+
+
+class LosingStore(CountingStore):
+    """Refuses the next chain, then loses the answer to the write that is repeated alone, as the sequence goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = False
+        self.meanwhile: Callable[[], None] | None = None
+
+    async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
+        if self.refuses:
+            self.refuses = False
+            return [[WriteResult(accepted=False)] for _ in chains]
+        return await super().write_chains(chains)
+
+    async def advance(self, *args: Any, **fields: Any) -> Any:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+            raise StoreUnavailable("no answer")
+        return await super().advance(*args, **fields)
+
+
+async def test_a_sequence_that_ends_while_its_write_is_lost_is_written():
+    """Seed 9506868: it waited for the next journals, which leave out a record that has to be read first."""
+    store = LosingStore()
+    async with StoreWriter(store, WriterOptions(journal_interval_s=NEVER_S, retry_s=0.01)) as writer:
+        call = Call(writer, "c")
+        call.open()
+        call.reserve()
+        await writer.flush(WAIT_S)
+        second = AttemptId(call.sequence.request_id, 2, TAG)
+
+        def go_on() -> None:
+            call.sequence = second
+            call.reserve()
+            call.emit(0, 1)
+            call.finish()
+
+        store.refuses, store.meanwhile = True, go_on
+        writer.advance(call.sequence, RequestEvent.INTERRUPT)
+        writer.advance(second, RequestEvent.RETRY)
+        await writer.flush(2.0)
+        assert call.sequence == second, "its write was repeated alone"
+        assert writer.num_pending == 0
+        record = await store.get(call.sequence.request_id)
+        assert record is not None
+        assert (record.state, record.attempt) == (RequestState.FINISHED, 2)
     await store.close()
