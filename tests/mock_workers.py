@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, OutputToken
-from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import (
+    ALL_IN_SESSIONS,
     CAPABILITIES,
-    SESSIONS,
     TEXT,
     LinkRecord,
     WorkerBudgets,
@@ -28,14 +27,12 @@ from baton.domain.worker import (
     WorkerRole,
     WorkerStatus,
 )
-from baton.engine.fake_runner import fake_scores, fake_slots
 from baton.rpc.codec import (
     decode_id,
     decode_request,
     encode_failure,
     encode_finish,
     encode_id,
-    encode_scores,
     encode_token,
 )
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
@@ -47,6 +44,9 @@ from baton.settings.text_digest import text_digest
 from baton.store.store import WorkerRegistry
 from tests.mocks.auth import MockAuth
 from tests.mocks.media import MockMedia
+from tests.mocks.scores import VOCAB_SIZE as VOCAB_SIZE
+from tests.mocks.scores import score_messages
+from tests.mocks.scores import scores_of as scores_of
 from tests.mocks.script import Action as Action
 from tests.mocks.script import Busy as Busy
 from tests.mocks.script import Crash as Crash
@@ -55,30 +55,14 @@ from tests.mocks.script import Hold as Hold
 from tests.mocks.script import Phase as Phase
 from tests.mocks.script import ScriptedAction as ScriptedAction
 from tests.mocks.script import Skip as Skip
-from tests.mocks.sessions import SessionContext, listen_for_sessions
+from tests.mocks.sessions import MockSessions, SessionContext
 from tests.mocks.speech import Speech
 from tests.mocks.speech import token_at as token_at
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
-VOCAB_SIZE = 2000
 MODEL = "mock"
 TEXT_DIGEST = text_digest(MODEL_DIR)
-
-
-def scores_of(request: EngineRequest) -> PromptScores | None:
-    """The scores that every worker computes for a prompt; None if they are not asked for."""
-    if request.prompt_logprobs is None:
-        return None
-    slots = fake_slots(request.tokens[: request.num_prompt_tokens])[1:]
-    return fake_scores(slots, 1, request.prompt_logprobs, VOCAB_SIZE)
-
-
-def score_messages(request: EngineRequest) -> list[common_pb2.PromptScores]:
-    """The messages of these scores, two prompt tokens each."""
-    scores = scores_of(request)
-    parts = scores.split(4 * (scores.k + 1)) if scores else []
-    return [message for part in parts for message in encode_scores(part)]
 
 
 class MockWorker:
@@ -180,6 +164,11 @@ class MockWorker:
     def _register(self, server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
+    def _listen(self, server: grpc.aio.Server) -> None:
+        self.in_sessions = MockSessions(self, self.incarnation)
+        self.sessions = self.in_sessions.listener
+        add_session_servicer(SessionServicer(self.sessions.serve), server)
+
     async def _wait_for(self, condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(condition)
@@ -209,6 +198,7 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
 
     role = WorkerRole.PREFILL
     budgets = WorkerBudgets(prefill_tokens=512)
+    capabilities: tuple[str, ...] = (*CAPABILITIES, *ALL_IN_SESSIONS)
     num_cached_tokens = 0
     lost_scores: frozenset[int] = frozenset()  # numbers of the messages that are not sent
 
@@ -225,6 +215,7 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
 
     def _register(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
+        self._listen(server)
 
     async def Prefill(  # gRPC's name
         self, message: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -264,7 +255,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
 
     role = WorkerRole.DECODE
     budgets = WorkerBudgets(rows=8)
-    capabilities: tuple[str, ...] = (*CAPABILITIES, SESSIONS)
+    capabilities: tuple[str, ...] = (*CAPABILITIES, *ALL_IN_SESSIONS)
     decode_prefix_len = 0
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
@@ -275,8 +266,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
 
     def _register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
-        self.sessions = listen_for_sessions(self.incarnation, cast(Any, self.Generate))
-        add_session_servicer(SessionServicer(self.sessions.serve), server)
+        self._listen(server)
 
     async def Reserve(  # gRPC's name
         self, message: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[Any, Any]

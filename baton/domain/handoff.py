@@ -17,7 +17,8 @@ class PublishedChunk:
     """Pages [first_page, first_page + len(pages)) of a request's page table, final and pinned in prefill's pool.
 
     `digests` are those of the pages' bytes, in order (`baton.kv.page_digests`); None if digests are off or not computed
-    yet. `tags` authenticate the bytes (`baton.kv.page_tags`); None if they are off.
+    yet. `tags` authenticate the bytes (`baton.kv.page_tags`); None if they are off. `window_slots`: of window parts, -1
+    for one that is not there; empty if window parts are in their pages.
     """
 
     id: AttemptId
@@ -25,6 +26,7 @@ class PublishedChunk:
     pages: tuple[PageId, ...]
     digests: tuple[int, ...] | None = None
     tags: tuple[bytes, ...] | None = None
+    window_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

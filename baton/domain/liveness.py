@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from baton.domain.ids import Incarnation
 
 EARLY_SHARE = 0.75
-"""Part of the grace after which a reader that read nothing was away, and, where the grace is the time to live of an
-announcement, within which none expires by itself."""
+"""Part of the grace after which a reader that read nothing was away. Where the grace is the time to live of an
+announcement, none expires by itself within that part."""
 
 
 class Liveness:

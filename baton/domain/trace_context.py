@@ -12,6 +12,9 @@ from dataclasses import dataclass
 MAX_HTTP_REQUEST_ID_CHARS = 128
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_UNWANTED = re.compile(r"[^!-~]+")
+"""All but visible ASCII."""
+
 _SAMPLED = 0x01
 
 
@@ -38,8 +41,8 @@ NO_TRACE_CONTEXT = TraceContext()
 
 def read_trace_context(http_request_id: str, traceparent: str) -> TraceContext:
     """The context of two headers. A malformed `traceparent` counts as absent; other values are cut or cleaned."""
-    name = "".join(char for char in http_request_id[:MAX_HTTP_REQUEST_ID_CHARS] if 0x20 < ord(char) < 0x7F)
-    found = _TRACEPARENT.fullmatch(traceparent.strip())
+    name = _UNWANTED.sub("", http_request_id[:MAX_HTTP_REQUEST_ID_CHARS])
+    found = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
     if found is None or not found[1].strip("0") or not found[2].strip("0"):
         return TraceContext(name)
     return TraceContext(name, found[1], found[2], bool(int(found[3], 16) & _SAMPLED))

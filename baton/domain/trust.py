@@ -90,10 +90,9 @@ class RecordVerifier:
         return True
 
     def reason(self, record: WorkerRecord) -> str:
-        """The reason why `accept` refused a record."""
+        """The reason why `accept` refused a record: the same one as long as the record is there."""
         if self._trust.verify(record):
-            newest = self._newest.get(record.incarnation, 0)
-            return f"{record.id}: its record is older ({record.announcement}) than one read before ({newest})"
+            return f"{record.id}: its record is older ({record.announcement}) than one read before"
         return self._trust.mismatch(record)
 
     def retain(self, incarnations: Collection[Incarnation]) -> None:

@@ -11,8 +11,12 @@ from baton.domain.timing.step_time import StepTimeFit
 PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS = "prompt_scores", "token_bans", "named_logprobs"
 """Capabilities: to score prompts that a worker computes; `allowed_token_ids` and `bad_words`; `logprob_token_ids`."""
 
-SESSIONS = "sessions"
-"""Capability of a decode worker: attempts come in sessions, too."""
+SESSIONS, SESSION_OPENS = "sessions", "session_opens"
+"""Capabilities of a worker that listens for sessions: attempts of decode come in them, too; and so do reservations,
+prompts and aborts, as far as its role has them."""
+
+ALL_IN_SESSIONS = (SESSIONS, SESSION_OPENS)
+"""Of a worker of this version that listens for sessions."""
 
 EMBEDDINGS, NO_TOWER = "embeddings", "no_tower"
 """Capabilities of prefill workers: to pull embeddings from encode workers; and to encode no image itself."""

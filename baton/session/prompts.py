@@ -31,11 +31,6 @@ class ReceivedPrompt:
         self._data = bytearray()
         self.is_complete = False
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are kept."""
-        return len(self._data)
-
     def add(self, part: pb.PromptPart) -> None:
         """Adds the next part. Raises `InvalidRequest` for one too many, too long, or that divides a token."""
         if self.is_complete or len(part.tokens) % TOKEN_BYTES:
@@ -45,10 +40,11 @@ class ReceivedPrompt:
         self._data += part.tokens
         self.is_complete = part.last
 
-    def tokens(self) -> array[int]:
-        """The tokens so far."""
+    def take_tokens(self) -> array[int]:
+        """The tokens so far, which are not kept any longer."""
         packed = array("I")
         packed.frombytes(self._data)
+        self._data.clear()
         if sys.byteorder != "little":
             packed.byteswap()
         return packed

@@ -20,8 +20,8 @@ from baton.session.lifecycle import ENDED_STATES, SessionEvent, SessionState, ad
 from baton.session.outbox import Outbox, OutboxLimits
 from baton.session.tags import ConnectionKeys, FrameTagger
 
-ROUTER_KINDS = frozenset({"open", "prompt", "abort", "reconcile", "goodbye"})
-WORKER_KINDS = frozenset({"joined", "scores", "step", "ended", "goodbye"})
+ROUTER_KINDS = frozenset({"open", "prompt", "abort", "reconcile", "goodbye", "reserve", "prefill", "abort_attempt"})
+WORKER_KINDS = frozenset({"joined", "scores", "step", "ended", "goodbye", "reserve_reply", "prefill_event"})
 """Kinds of messages that each role may send."""
 
 _kind_of = methodcaller("WhichOneof", "kind")

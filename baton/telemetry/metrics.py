@@ -77,7 +77,7 @@ INDEX_ERROR = Histogram(
 )
 
 # --- latency (router, from `request_timer` only) ---
-REQUEST_STAGE_SECONDS = Histogram(
+REQUEST_STAGE_SECONDS = FastHistogram(
     "baton_request_stage_seconds",
     "Time in a stage; the stages up to `emit` add up to TTFT, all of them to E2E.",
     ["stage"],
@@ -232,6 +232,8 @@ KV_EVENT_BATCHES_TOTAL = Counter(
     registry=REGISTRY,
 )
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
+WINDOW_SLOTS = Gauge("baton_window_slots", "Slots of pages' window parts, by state.", ["state"], registry=REGISTRY)
+WINDOW_EVICTIONS_TOTAL = Counter("baton_window_evictions", "Window parts that cached pages lost.", registry=REGISTRY)
 
 # --- handoff and transfer (workers) ---
 TRANSFER_BYTES_TOTAL = Counter("baton_transfer_bytes", "Page bytes imported.", ["link", "transport"], registry=REGISTRY)
@@ -301,13 +303,13 @@ STORE_UNSEALED_TOTAL = Counter(
 )
 
 # --- engine (workers) ---
-STEP_SECONDS = Histogram(
+STEP_SECONDS = FastHistogram(
     "baton_step_seconds", "One step, from schedule to commit.", ["role"], buckets=STEP_BUCKETS_S, registry=REGISTRY
 )
-STEP_HOST_SECONDS = Histogram(
+STEP_HOST_SECONDS = FastHistogram(
     "baton_step_host_seconds", "A step less its forward pass.", ["role"], buckets=STEP_BUCKETS_S, registry=REGISTRY
 )
-STEP_TOKENS = Histogram(
+STEP_TOKENS = FastHistogram(
     "baton_step_tokens", "Tokens extended in a step.", ["role"], buckets=COUNT_BUCKETS, registry=REGISTRY
 )
 STEP_TIME_ERROR = Gauge(

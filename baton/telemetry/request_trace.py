@@ -26,7 +26,8 @@ MAX_TRACE_BYTES = 8 * 1024
 class Stage(enum.Enum):
     """The parts of a request's life, in order; `stamp(stage)` marks the end of one.
 
-    Those up to EMIT add up to TTFT, all of them to E2E.
+    Those up to EMIT add up to TTFT, all of them to E2E. ENCODE stands behind DISPATCH for images that encode workers
+    encoded, behind PREFILL_QUEUE for those that prefill did.
     """
 
     READ = "read"

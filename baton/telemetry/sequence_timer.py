@@ -33,6 +33,7 @@ class _Attempt:
     reserved_s: float | None = None
     dispatched_s: float | None = None
     early_s: float = 0.0
+    encode_s: float = 0.0
     sealed_s: float | None = None
     end_s: float | None = None
     busy_replies: int = 0
@@ -78,13 +79,16 @@ class SequenceTimer:
             if stage is Stage.ADMIT:
                 self._attempt_start_s = now
 
-    def dispatched(self, early_s: float) -> None:
-        """Prefill has had the prompt for `early_s` seconds, 0 unless it began before the reservation. Ends DISPATCH."""
+    def dispatched(self, early_s: float, encode_s: float = 0.0) -> None:
+        """Prefill has had the prompt for `early_s` seconds, 0 unless it began before the reservation. Ends DISPATCH.
+
+        `encode_s`: the seconds before that for which its images were on their way over encode workers.
+        """
         if self.first_s is None:
             self.stamp(Stage.DISPATCH)
             if self._attempt is not None:
                 self._attempt.dispatched_s = self.request.clock() - early_s
-                self._attempt.early_s = early_s
+                self._attempt.early_s, self._attempt.encode_s = early_s, encode_s
 
     def attempt(self, number: int, prefill: WorkerRecord, decode: WorkerRecord, busy_replies: int = 0) -> None:
         """Attempt `number` has a reservation; ends RESERVE. With a local prefill both workers are the same one."""
@@ -261,8 +265,14 @@ class SequenceTimer:
 def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, attempt: _Attempt | None) -> int:
     """Adds one stage and returns its end. The worker's queue cuts PREFILL, and the time of its images the queue.
 
-    What of that was over when the reservation came is a part of RESERVE.
+    The way of images over encode workers is the end of DISPATCH, and a stage ENCODE, too. What of all that was over
+    when the reservation came is a part of RESERVE.
     """
+    if stage is Stage.DISPATCH and attempt is not None and attempt.encode_s > 0.0:
+        encode_us = 0 if attempt.early_s else round(1e6 * attempt.encode_s)  # early: all of it was before DISPATCH
+        cut_us = max(start_us, end_us - encode_us)
+        parts.append(StageTime(stage, start_us, cut_us - start_us))
+        stage, start_us = Stage.ENCODE, cut_us
     times = None if attempt is None else attempt.prefill_times
     if stage is Stage.PREFILL and attempt is not None and times is not None:
         encode_us, early_us = min(max(0, times.encode_us), max(0, times.queue_us)), round(1e6 * attempt.early_s)

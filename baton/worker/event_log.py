@@ -26,15 +26,15 @@ class SharedEventLog:
         self._publish: Callable[[Sequence[CacheEvent]], None] | None = None
 
     def attach(self, cache: PrefixCache, publish: Callable[[Sequence[CacheEvent]], None] | None = None) -> None:
-        """Records all events of a cache that is empty now. `publish` gets them too, with tokens, in the same thread."""
+        """Records all events of a cache that is empty now. `publish` gets them too, with contents, in its thread."""
         self._publish = publish
-        cache.events = EventSource(self.extend, with_tokens=publish is not None)
+        cache.events = EventSource(self.extend, with_content=publish is not None)
 
     def extend(self, events: Sequence[CacheEvent]) -> None:
         """Appends events and wakes the readers; never blocks for one of them."""
         if self._publish is not None:
             self._publish(events)
-            events = [_without_tokens(event) for event in events]
+            events = [_without_content(event) for event in events]
         with self._lock:
             self._log.extend(events)
             wakes = tuple(self._wakes)
@@ -80,6 +80,6 @@ class SharedEventLog:
                 self._wakes.discard(wake)
 
 
-def _without_tokens(event: CacheEvent) -> CacheEvent:
+def _without_content(event: CacheEvent) -> CacheEvent:
     """The event as the ring keeps it: tokens would take most of its memory."""
     return StoredEvent(event.key, event.parent) if isinstance(event, StoredEvent) else event

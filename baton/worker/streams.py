@@ -39,6 +39,10 @@ class AttemptStreams(Generic[Event]):
     def __len__(self) -> int:
         return len(self._streams)
 
+    def is_open(self, id: AttemptId) -> bool:
+        """True while a reader collects the events of `id`."""
+        return id in self._streams
+
     def open(self, id: AttemptId, take: Take[Event] | None = None) -> None:
         """Starts to collect the events of `id`. Raises `Superseded` if a stream of `id` is open.
 

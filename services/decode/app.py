@@ -8,7 +8,7 @@ import grpc
 
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.timing.step_time import StepTimeModel
-from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerRecord, WorkerRole
+from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, TEXT, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.drafts.budget import DraftBudget
 from baton.engine.drafts.guard import GuardedDrafter
@@ -20,10 +20,11 @@ from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
+from baton.engine.overlap.digest_thread import DigestThread
 from baton.engine.overlap.page_fence import PageFence
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
-from baton.kv.geometry import PageWindow
+from baton.kv.geometry import PageWindow, leading_parts_of
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.kv.swap_space import SwapSpace
@@ -42,6 +43,7 @@ from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.order import RowOrder
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
 from baton.services.decode.rows.rules import RowRules
+from baton.services.decode.rows.unsettled_pages import UnsettledRows
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.decode.server import DecodeServicer
 from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
@@ -51,7 +53,7 @@ from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
-from baton.transfer.base import PullEvent
+from baton.transfer.base import PullEvent, region_of, window_region_of
 from baton.transfer.factory import make_pullers, make_source, usable_transports
 from baton.transfer.stream.source import StreamSource
 from baton.worker.budget_control import BudgetControl, BudgetRules
@@ -67,6 +69,7 @@ from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
+from baton.worker.sessions.served_calls import ServedCalls
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 
@@ -83,7 +86,9 @@ async def serve(settings: DecodeSettings) -> int:
     entry = find_drafter(settings.drafter, settings.draft_model is not None)
     require_trees(settings.drafter, entry, settings.tree_widths)
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
-    make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows, decodes=True)
+    make_engine = partial(
+        build_engine, settings, settings.host_pages, max_graph_rows, decodes=True, step_tokens=settings.max_step_tokens
+    )
     return await run_worker(
         settings, WorkerRole.DECODE, make_engine, lambda engine, context: _Worker(settings, engine, context).run()
     )
@@ -133,7 +138,11 @@ class _Worker:
             engine.masks,
         )
         self._attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, self._servicer_config)
-        self._sessions = listen_for_sessions(self._attempts, self._trust, self._incarnation, engine.max_model_len)
+        self._servicer = DecodeServicer(self._mailbox, self._attempts, self._servicer_config)
+        calls = ServedCalls(self._servicer.abort, self._servicer.reserve)
+        self._sessions = listen_for_sessions(
+            self._attempts, self._trust, self._incarnation, engine.max_model_len, calls
+        )
         self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, transports, memory.kind)
         self._loop = self._make_loop()
@@ -181,7 +190,6 @@ class _Worker:
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
-        servicer = DecodeServicer(self._mailbox, self._attempts, self._servicer_config)
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
         )
@@ -190,7 +198,7 @@ class _Worker:
         add_standard_services(server, health, self._trust, services)
         if self._sources:
             handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
-        decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
+        decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
         add_session_servicer(SessionServicer(self._sessions.serve), server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
 
@@ -204,7 +212,8 @@ class _Worker:
             transports={name: source.metadata() for name, source in self._sources.items()},
             base_address=memory.address,
             num_pages=memory.num_pages,
-            page_bytes=memory.page_bytes,
+            page_bytes=region_of(memory).page_bytes,
+            window_region=window_region_of(memory),
             watch_timeout_s=WATCH_TIMEOUT_S,
             num_page_parts=len(memory.part_ends),
             gives_cached=True,
@@ -245,7 +254,7 @@ class _Worker:
             kernels=self._engine.kernels,
             links=self._links.records(),
             broken_links=self._links.broken(),
-            capabilities=(*CAPABILITIES, SESSIONS),
+            capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS),
             modalities=(TEXT,) if self._engine.media is None else (TEXT, IMAGE),
             budgets=self._loop.budgets(),
             page_bytes=self._engine.geometry.page_bytes,
@@ -255,8 +264,10 @@ class _Worker:
         geometry = self._engine.geometry
         grace_s = LINK_GRACE_TTLS * self._settings.worker_ttl_s
         identity = LinkIdentity(
-            self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes, grace_s
-        )
+            self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes, grace_s,
+            num_leading_parts=leading_parts_of(geometry),
+            has_window_slots=self._engine.cache.pool.windows is not None,
+        )  # fmt: skip
         channels = ChannelPool(self._trust)
         self._stack.push_async_callback(channels.close)
         return PeerLinks(identity, self._store, channels, self._puller, self._mailbox, self._registration.announce_soon)
@@ -268,9 +279,10 @@ class _Worker:
         limits = ImportLimits(
             page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s,
             max_reservations=settings.max_reservations, window=engine.cache.window,
+            max_row_tokens=settings.max_row_tokens, max_chunk_tokens=settings.max_step_tokens,
         )  # fmt: skip
         imports = ImportTable(engine.cache, limits)
-        host = SwapSpace(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
+        host = SwapSpace(engine.num_host_pages, engine.host_hasher, engine.cache.pool.num_window_parts)
         growth = settings.growth(page_size)
         turn = EngineTurn(
             WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
@@ -282,7 +294,8 @@ class _Worker:
         if settings.overlap_scheduling:
             engine.runner.overlaps = True
             log.info("overlap_scheduling", device=engine.runner.device)
-            scheduler = OverlapScheduler(imports, host, page_size, chunks, rows, PageFence(engine.cache.pool))
+            ahead = OverlapScheduler(imports, host, page_size, chunks, rows, PageFence(engine.cache.pool))
+            ahead.unsettled, scheduler = self._make_unsettled(), ahead
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
         tagged = engine.fingerprint.digest if self._checks_tags else None
@@ -294,6 +307,14 @@ class _Worker:
         meter = None if drafts is None else DraftMeter(settings.drafter, drafts.totals)
         hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start, exports, meter)
         return DecodeLoop(turn, imports, scheduler, import_policy, engine.runner, hooks)
+
+    def _make_unsettled(self) -> UnsettledRows | None:
+        hasher, has_slots = self._engine.cache.hasher, self._engine.cache.pool.windows is not None
+        if hasher is None or has_slots or not self._engine.runner.is_async:
+            return None  # pages whose window parts have slots would keep these for longer than was reserved
+        digester = DigestThread(hasher)
+        self._stack.callback(digester.close)
+        return UnsettledRows(digester)
 
     def _make_drafts(self, step_time: StepTimeModel) -> DraftPolicy | None:
         settings, engine = self._settings, self._engine

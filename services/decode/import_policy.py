@@ -289,7 +289,10 @@ class ImportPolicy:
         effects = self._fail_ruined(ruined)
         if request.id in ruined:
             return effects
-        prompt = self._imports.claim_local(reservation_id, request)
+        try:
+            prompt = self._imports.claim_local(reservation_id, request)
+        except Interrupted as error:
+            return effects + self.fail(request.id, error)
         if prompt is None:
             return effects + self._fail_ended(reservation_id, request.id)
         self._scheduler.add_prompt(prompt)

@@ -16,17 +16,16 @@ An import's life (the table is `baton.domain.handoff.IMPORT_TRANSITIONS`):
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
 from baton.domain.arithmetic import ceil_div
-from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, PageVerdict
 from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspect
-from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
+from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
+from baton.engine.handoff.attempt_fence import AttemptFence
 from baton.kv.page_table import PageTable
-from baton.kv.page_tags import PageTag
-from baton.kv.pages import Hold
+from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.services.decode.kv_import import (
     Busy,
@@ -40,9 +39,6 @@ from baton.services.decode.kv_import import (
 )
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 
-_MAX_REMEMBERED = 4096
-"""Requests whose newest attempt is remembered, to refuse older ones."""
-
 
 class ImportTable:
     """The imports of one decode worker. Owned by the engine thread. `limits` may change: imports above them go on."""
@@ -53,7 +49,7 @@ class ImportTable:
         self._imports: dict[AttemptId, KvImport] = {}
         self._draining: list[KvImport] = []
         self._by_pull: dict[int, KvImport] = {}
-        self._newest: OrderedDict[RequestId, AttemptId] = OrderedDict()
+        self._fence = AttemptFence()
         self._numbers = itertools.count(1)
         self.num_reserved_pages = 0
 
@@ -99,7 +95,9 @@ class ImportTable:
         prefix_len = table.match(keys[: (num_tokens - 1) // size], None if computes_prompt else num_tokens)
         num_missing = table.num_missing(num_tokens + 1)
         has_row = self.limits.has_row(num_rows, len(self._imports))
-        if not has_row or num_missing > self.num_reservable_pages:
+        lacks_pages = num_missing > self.num_reservable_pages
+        step_tokens = self.limits.step_tokens(num_tokens, computes_prompt)
+        if not has_row or lacks_pages or not table.reserve_windows(*step_tokens):
             table.release()
             return Busy(self.num_reserved_pages)
         reservation_id = ReservationId(f"{id}#{next(self._numbers)}")
@@ -144,6 +142,9 @@ class ImportTable:
         kv_import = self._find_reserved(reservation_id, request)
         if kv_import is None or not kv_import.table.can_continue:
             return None
+        if not kv_import.table.reserve_windows(*self.limits.step_tokens(kv_import.num_tokens, computes_prompt=True)):
+            return None
+        kv_import.table.reach_back(kv_import.prefix_len)
         self._allocate_pages(kv_import)
         kv_import.advance(ImportEvent.COMMIT)
         del self._imports[kv_import.id]
@@ -166,12 +167,18 @@ class ImportTable:
             return []
         if kv_import.state is ImportState.RESERVED:
             self._allocate_pages(kv_import)
+            kv_import.table.pass_windows(kv_import.num_tokens)  # of a match for a prompt to be computed here
+            kv_import.table.cover_windows(kv_import.num_tokens, kv_import.num_tokens + 1)
+            step_tokens = self.limits.step_tokens(kv_import.num_tokens, computes_prompt=False)
+            kv_import.table.reserve_windows(*step_tokens)  # no longer those of a chunk
             kv_import.first_chunk_at = now
         end = first_page + len(pages)
         if first_page > kv_import.num_published or end > self._num_prompt_pages(kv_import):
             raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
         if digests is not None and len(digests) != len(pages):
             raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
+        if len(chunk.window_slots) not in (0, len(pages)):
+            raise LinkBroken(f"{id}: {len(chunk.window_slots)} window slots came with {len(pages)} pages")
         tags = None if tagged is None else kv_import.tags_of(chunk, self.limits.page_size, tagged)
         local = kv_import.table.pages[first_page:end]
         for read, num_parts in self.limits.reads(kv_import.num_published, end, kv_import.num_tokens):
@@ -179,9 +186,10 @@ class ImportTable:
             if num_parts is not None:
                 self._cache.pool.digests.mark_windowless(local[part])
             kv_import.queued_pulls.append(
-                self._make_pull(
-                    kv_import, pages[part], local[part],
+                kv_import.make_pull(
+                    next(self._numbers), self.limits.pull_deadline_s, pages[part], local[part],
                     digests[part] if digests else None, tags[part] if tags else None, num_parts,
+                    chunk.window_slots[part],
                 )
             )  # fmt: skip
         kv_import.num_published = max(kv_import.num_published, end)
@@ -287,13 +295,7 @@ class ImportTable:
 
     def fence(self, id: AttemptId) -> None:
         """Remembers the newest attempt of a request. Raises `Superseded` for an older one."""
-        newest = self._newest.get(id.request_id, id)
-        if id.order < newest.order:
-            raise Superseded(f"{id}: attempt {newest.attempt} was seen already", newest)
-        self._newest[id.request_id] = id
-        self._newest.move_to_end(id.request_id)
-        while len(self._newest) > _MAX_REMEMBERED + len(self._imports):
-            self._newest.popitem(last=False)
+        self._fence.pass_newest(id, len(self._imports))
 
     def _find_reserved(self, reservation_id: ReservationId, request: EngineRequest) -> KvImport | None:
         """The unclaimed import that was reserved for exactly these tokens."""
@@ -311,27 +313,14 @@ class ImportTable:
         kv_import.advance(ImportEvent.ALLOCATE)
         self.num_reserved_pages -= kv_import.num_reserved
         kv_import.num_reserved = 0
-        if not kv_import.table.extend(kv_import.num_tokens + 1):
-            raise Broken(f"{kv_import.id}: reserved pages were not there")
+        if kv_import.table.extend(kv_import.num_tokens + 1):
+            return
+        if self._cache.pool.num_owned(Owner.RETIRED):  # since the reservation, perhaps
+            raise IntegrityFailure(f"{kv_import.id}: pages that it had reserved retired", PageVerdict.PULLER)
+        raise Broken(f"{kv_import.id}: reserved pages were not there")
 
     def _num_prompt_pages(self, kv_import: KvImport) -> int:
         return ceil_div(kv_import.num_tokens, self.limits.page_size)
-
-    def _make_pull(
-        self,
-        kv_import: KvImport,
-        remote: Sequence[PageId],
-        local: Sequence[PageId],
-        digests: Sequence[int] | None,
-        tags: Sequence[PageTag] | None,
-        num_parts: int | None,
-    ) -> Pull:
-        assert kv_import.source is not None
-        kv_import.count_tries(local)
-        return Pull(
-            next(self._numbers), kv_import.source, tuple(remote), tuple(local),
-            None if digests is None else tuple(digests), self.limits.pull_deadline_s, tags, num_parts,
-        )  # fmt: skip
 
     def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
         started: list[Pull] = []

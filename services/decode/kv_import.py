@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.errors import LinkBroken
@@ -13,6 +13,8 @@ from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.domain.timing.attempt_times import ImportTimes, to_us
 from baton.domain.timing.row_timer import RowTimer
+from baton.engine.batch import HostCopy, Row
+from baton.engine.drafts.base import emitted_tokens
 from baton.engine.transition_log import log_transition
 from baton.kv.geometry import PageWindow
 from baton.kv.growth import RowGrowth
@@ -26,6 +28,7 @@ class ImportLimits:
     """Bounds of the imports of one worker. `max_reservations` None: only `max_rows` bounds them.
 
     `window`: of pages with a window part, which is then read only where it is needed; None: whole pages are read.
+    `max_row_tokens`: most tokens of a row in a step, with drafts. `max_chunk_tokens`: of a prompt computed here.
     """
 
     page_size: int
@@ -35,11 +38,22 @@ class ImportLimits:
     max_pull_attempts: int = 2
     max_reservations: int | None = None
     window: PageWindow | None = None
+    max_row_tokens: int = 2
+    max_chunk_tokens: int = 0
 
     def has_row(self, num_rows: int, num_imports: int) -> bool:
         """True if there is a row for a new reservation beside `num_rows` rows and `num_imports` imports."""
         most = self.max_rows if self.max_reservations is None else self.max_reservations
         return num_rows + num_imports < self.max_rows and num_imports < most
+
+    def step_tokens(self, num_tokens: int, computes_prompt: bool) -> tuple[int, int, int]:
+        """Tokens of a prompt of `num_tokens` in a step, for window slots: at most, and as few as they may allow.
+
+        The third number is the end of its first step as a row.
+        """
+        row = self.max_row_tokens
+        most, least = (max(row, self.max_chunk_tokens), max(row, self.page_size)) if computes_prompt else (row, row)
+        return most, least, num_tokens + row
 
     def reads(self, first: int, end: int, num_tokens: int) -> Iterator[tuple[range, int | None]]:
         """Cuts pages [first, end) of a prompt of `num_tokens` into reads.
@@ -186,6 +200,30 @@ class KvImport:
         num_output = 1 if self.request is None else self.request.num_emitted + 1
         return RowGrowth(self.num_tokens + 1, num_output, max(0, self.max_new_tokens - 1), num_pages, num_own_pages)
 
+    def make_pull(
+        self,
+        number: int,
+        deadline_s: float,
+        remote: Sequence[PageId],
+        local: Sequence[PageId],
+        digests: Sequence[int] | None,
+        tags: Sequence[PageTag] | None,
+        num_parts: int | None,
+        windows: Sequence[int],
+    ) -> Pull:
+        """A read of pages of this import. `windows`: slots of the remote pages' window parts, if they have any.
+
+        Raises `LinkBroken` if window parts are to be read that the source has not kept.
+        """
+        assert self.source is not None
+        if num_parts is None and min(windows, default=0) < 0:
+            raise LinkBroken(f"{self.id}: window parts were not published that are needed")
+        self.count_tries(local)
+        return Pull(
+            number, self.source, tuple(remote), tuple(local),
+            None if digests is None else tuple(digests), deadline_s, tags, num_parts, tuple(windows),
+        )  # fmt: skip
+
     def count_tries(self, pages: Iterable[PageId]) -> None:
         """Counts a read into local `pages`."""
         for page in pages:
@@ -249,6 +287,65 @@ class DecodeRow:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.request.num_prompt_tokens
+
+    def emitted(self, stepped: Row, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+        """The tokens that the row emits of those that were sampled for it in a step."""
+        if not stepped.drafted:
+            return sampled
+        drafts = stepped.tokens[stepped.num_known_tokens :]
+        return emitted_tokens(drafts, sampled, self.request.stop, self.num_output_tokens)
+
+    def cover_windows(self, end: int) -> None:
+        """Holds the window parts for a step up to position `end`. Raises `Broken` without those that were reserved."""
+        self.table.cover_windows(self.num_filled, end)
+
+    def most_tokens(self, budget: int) -> int:
+        """Most tokens of a chunk of the row's prompt: `budget`, or fewer if there are no window slots for it."""
+        slots = self.table.max_step_tokens(self.num_filled)
+        return budget if slots is None else min(budget, slots)
+
+    def reserve_windows(self, max_tokens: int, num_spare: int = 0) -> bool:
+        """Makes sure of the window slots for the row's next step, of up to `max_tokens`.
+
+        They grow with the row until it is as long as the window. False, without a change, for too few; see
+        `PageTable.reserve_windows`.
+        """
+        return self.table.reserve_windows(max_tokens, end=len(self.tokens) + max_tokens, num_spare=num_spare)
+
+    def take_next(self, max_tokens: int, num_free: int) -> bool:
+        """Takes what the row's next step needs: window slots, and pages, of which `num_free` may be had.
+
+        False, perhaps with slots reserved, for too few.
+        """
+        if not self.reserve_windows(max_tokens):
+            return False
+        num_missing = self.table.num_missing(len(self.tokens))
+        return num_missing == 0 or (num_missing <= num_free and self.table.extend(len(self.tokens)))
+
+    def take_room(self, max_tokens: int, num_running: int) -> bool:
+        """Takes pages for all tokens of a preempted row, and window slots for steps of `max_tokens`.
+
+        A slot is left for each of `num_running` rows. False, without a change, if there are too few.
+        """
+        if not self.reserve_windows(max_tokens, num_running):
+            return False
+        has_room = self.table.extend(len(self.tokens))
+        if not has_room:
+            self.table.release()
+        return has_room
+
+    def copy_out(self, slots: tuple[int, ...]) -> HostCopy:
+        """The copy of the row's filled pages to host `slots`."""
+        return self._copy(slots, to_host=True)
+
+    def copy_back(self, slots: tuple[int, ...]) -> HostCopy:
+        """The copy of the row's pages from host `slots` into new ones, with the window parts that it still reads."""
+        self.cover_windows(len(self.tokens))
+        return self._copy(slots, to_host=False)
+
+    def _copy(self, slots: tuple[int, ...], *, to_host: bool) -> HostCopy:
+        pages, window_slots = self.table.pages[: len(slots)], self.table.window_slots[: len(slots)]
+        return HostCopy(tuple(pages), slots, to_host, window_slots)
 
     def growth(self) -> RowGrowth:
         """The row as the growth reserve sees it."""

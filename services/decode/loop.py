@@ -146,6 +146,12 @@ class DecodeLoop:
         if before is not None:
             self._emit_effects(effects)
             effects = self._take_result(before)
+        if self._in_flight is None and ahead.unsettled:
+            self._emit_effects(effects)
+            effects = []
+            self._turn.steps.step_started_at = monotonic_s()  # a wait that does not end shows as such a step
+            ahead.settle_filled()
+            self._turn.steps.step_started_at = None
         return batch, effects
 
     def _start(self, batch: Batch) -> StartedStep:
@@ -164,9 +170,10 @@ class DecodeLoop:
         now, since = monotonic_s(), max(started.started_at, self._result_at)
         self._result_at = now
         self._turn.steps.observe_overlapped(started.batch, now - since, now - asked_at)
+        effects = self._scheduler.commit(started.batch, output, now)  # may wait for digests, as a part of the step
         if self._in_flight is started:
             self._in_flight = self._turn.steps.step_started_at = None
-        return self._scheduler.commit(started.batch, output, now)
+        return effects
 
     def close(self) -> None:
         """Ends the loop after the current turn. Thread-safe."""
@@ -260,10 +267,15 @@ class DecodeLoop:
         return effects
 
     def _run(self, batch: Batch, effects: list[DecodeEffect]) -> tuple[StepOutput, list[DecodeEffect]]:
-        """Runs a step; returns its output and the effects that were not emitted meanwhile."""
+        """Runs a step; returns its output and the effects that were not emitted meanwhile.
+
+        Reads begin with the step, so that the rows of their imports join the next one, not the one after that.
+        """
+        if self._hooks.start is None:
+            left = self._submit_pulls(effects)
+            with self._turn.steps.forward(batch):
+                return self._runner.run(batch), [*left]
         with self._turn.steps.forward(batch):
-            if self._hooks.start is None:
-                return self._runner.run(batch), effects
             try:
                 step = self._hooks.start(batch)
             finally:

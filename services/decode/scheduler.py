@@ -30,7 +30,6 @@ from baton.domain.timing.row_timer import RowTimer, StepTotals
 from baton.domain.timing.step_time import Segment, StepShape
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.chunking import ChunkBudget, cut
-from baton.engine.drafts.base import emitted_tokens
 from baton.engine.drafts.policy import DraftLimits, DraftPolicy
 from baton.engine.messages import Fail, Scored
 from baton.engine.transition_log import log_transition
@@ -223,13 +222,13 @@ class DecodeScheduler:
             num_missing, num_free = row.table.num_missing(len(row.tokens)), self._imports.num_reservable_pages
             if self._running and num_missing + len(self._running) + self.sent_back.num_pages(now) > num_free:
                 return
-            if num_missing > num_free or not row.table.extend(len(row.tokens)):
+            if num_missing > num_free or not row.take_room(self._imports.limits.max_row_tokens, len(self._running)):
                 return
             self._preempted.remove(row)
             if not self._host.is_intact(row.host_slots):
                 self._send_back(row, SendBackReason.DAMAGED_COPY, "its pages were damaged in host memory")
                 continue
-            copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
+            copies.append(row.copy_back(row.host_slots))
             row.table.settle(*self._host.kept(row.host_slots, row.num_filled // self._page_size))
             self._host.free(row.host_slots)
             row.host_slots = ()
@@ -245,14 +244,12 @@ class DecodeScheduler:
 
     def _grow(self, copies: list[HostCopy], now: float) -> None:
         for row in list(self._running):
-            while len(row.tokens) > row.table.num_slots and row in self._running and not self._ensure_page(row):
+            grows = row.table.has_windows or len(row.tokens) > row.table.num_slots
+            while grows and row in self._running and not self._ensure_page(row):
                 self._preempt(self._order.victim(self._running, self._fits_host), copies, now)
 
     def _ensure_page(self, row: DecodeRow) -> bool:
-        num_missing = row.table.num_missing(len(row.tokens))
-        if num_missing == 0:
-            return True
-        return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
+        return row.take_next(self._imports.limits.max_row_tokens, self._imports.num_reservable_pages)
 
     def _fits_host(self, row: DecodeRow) -> bool:
         return ceil_div(row.num_filled, self._page_size) <= self._host.num_free
@@ -272,7 +269,7 @@ class DecodeScheduler:
         self.num_preemptions += 1
         if self._growth is not None:
             self._growth.on_preempted([one.growth() for one in self._running])
-        copies.append(HostCopy(tuple(pages), slots, to_host=True))
+        copies.append(row.copy_out(slots))
         self._host.keep(slots, row.table.digests(len(pages)), row.table.windowless(len(pages)))
         row.host_slots = slots
         row.table.release()
@@ -283,8 +280,7 @@ class DecodeScheduler:
         """Ends a row that is in no queue; the router retries it."""
         self.num_send_backs[reason] += 1
         self._release(row)
-        error = SentBack(f"{row.request.id}: {why}")
-        self._pending.append(Fail(row.request.id, error, row.timer.times()))
+        self._pending.append(Fail(row.request.id, SentBack(f"{row.request.id}: {why}"), row.timer.times()))
         log_transition("row", row.request.id, "send_back", "ended")
 
     def _add_local_chunks(self, rows: list[Row]) -> None:
@@ -293,7 +289,7 @@ class DecodeScheduler:
         beside = StepShape.of(_segments(rows))
         budget = self.chunks.tokens(beside, self._local[0].num_filled)
         for row in self._local:
-            num_tokens = cut(row.num_filled, len(row.tokens), budget, self._page_size)
+            num_tokens = cut(row.num_filled, len(row.tokens), row.most_tokens(budget), self._page_size)
             if num_tokens == 0:
                 return
             rows.append(self._batch_row(row, num_tokens))
@@ -309,10 +305,13 @@ class DecodeScheduler:
         planned = policy.plan(limits, shape, left, self._imports.num_reservable_pages - len(self._running))
         for index, (row, proposal) in enumerate(zip(self._running, planned, strict=True)):
             if proposal.tokens and row.table.extend(len(row.tokens) + len(proposal.tokens)):
+                row.cover_windows(len(row.tokens) + len(proposal.tokens))
                 rows[index] = rows[index].with_drafts(row.request, proposal.tokens, proposal.parents)
 
     def _batch_row(self, row: DecodeRow, num_tokens: int = 1) -> Row:
         request, start, end = row.request, row.num_filled, row.num_filled + num_tokens
+        if row.table.has_windows:
+            row.cover_windows(end)
         spec = SampleSpec.of(request, row.tokens) if end == len(row.tokens) else None
         score = ScoreSpec.of(request, start, end) if row in self._local else None
         pages, media = row.table.pages, request.media
@@ -327,10 +326,8 @@ class DecodeScheduler:
         batch_row: Row, by_id: Mapping[AttemptId, DecodeRow], sampled: tuple[SampledToken, ...]
     ) -> tuple[SampledToken, ...]:
         """The tokens that a row emits of those that were sampled for it."""
-        if not batch_row.drafted or (row := by_id.get(batch_row.id)) is None:
-            return sampled
-        drafts = batch_row.tokens[batch_row.num_known_tokens :]
-        return emitted_tokens(drafts, sampled, row.request.stop, row.num_output_tokens)
+        row = by_id.get(batch_row.id) if batch_row.drafted else None
+        return sampled if row is None else row.emitted(batch_row, sampled)
 
     def _settle(self, batch: Batch, ends: list[int], by_id: Mapping[AttemptId, DecodeRow]) -> None:
         """Hashes the pages that a step has filled up to `ends`, in one batch: on a GPU each call copies to the host."""
@@ -345,6 +342,8 @@ class DecodeScheduler:
         row.num_filled = num_filled
         if crosses_edge:
             row.table.cache_full_pages(row.tokens, num_filled)
+        if row.table.has_windows:
+            row.table.pass_windows(num_filled)
 
     def _emit(self, row: DecodeRow, sampled: tuple[SampledToken, ...], stepped: Row, now: float) -> EmitTokens:
         """Emits the row's newest tokens; all but the last are its own already. Only the last one may end it."""
@@ -353,6 +352,7 @@ class DecodeScheduler:
         num_output = row.num_output_tokens
         if row in self._local:
             self._local.remove(row)
+            row.reserve_windows(self._imports.limits.max_row_tokens)
             self._join(row, "prompt_done", now)
         elif self._drafts is not None:
             self._drafts.accepted(row.request.id, row.tokens[-len(sampled) :], len(stepped.drafted), stepped.path)

@@ -12,6 +12,7 @@ import grpc
 
 from baton.domain.errors import BatonError, Draining, InvalidRequest, Overloaded
 from baton.domain.ids import PageKey
+from baton.domain.trace_context import TraceContext
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort
 from baton.engine.reply import Reply
@@ -41,10 +42,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self, request: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> decode_pb2.ReserveReply:
         """See decode.proto."""
-        try:
-            return _encode_reservation(await self._reserve(request))
-        except BatonError as error:
-            return decode_pb2.ReserveReply(refused=codec.encode_failure(error))
+        return await self.reserve(request)
 
     async def Generate(
         self, request: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[object, object]
@@ -59,8 +57,21 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See decode.proto."""
-        self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
+        self.abort(request)
         return common_pb2.AbortReply()
+
+    async def reserve(
+        self, request: decode_pb2.ReserveRequest, trace: TraceContext | None = None
+    ) -> decode_pb2.ReserveReply:
+        """Asks the engine for room; the reply has its refusals, too. Also for sessions."""
+        try:
+            return _encode_reservation(await self._reserve(request))
+        except BatonError as error:
+            return decode_pb2.ReserveReply(refused=codec.encode_failure(error))
+
+    def abort(self, request: common_pb2.AbortRequest) -> None:
+        """Ends an attempt in every state. Also for sessions. Raises `InvalidRequest` for an id that is none."""
+        self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
 
     async def _reserve(self, request: decode_pb2.ReserveRequest) -> Reserved | Busy:
         if self._config.is_draining():

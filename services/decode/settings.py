@@ -8,8 +8,13 @@ from pydantic import Field, field_validator, model_validator
 
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import ChunkBudget, ChunkPolicy
+from baton.engine.drafts.policy import MAX_DRAFT_TOKENS
+from baton.engine.overlap.page_fence import SPARE_PAGES
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+
+MIN_CHUNK_TOKENS = 256
+"""Window slots of a prompt that is computed here reach for chunks of that many tokens, whatever the budget is now."""
 
 MAX_TREE_DEPTH = 15
 _WIDTHS = frozenset("12345678")
@@ -60,7 +65,7 @@ class DecodeSettings(WorkerSettings):
     probabilities or prompts wait for the one before."""
 
     host_pages: Annotated[int, Field(ge=0)] | None = None
-    """Pages of host memory for preempted sequences; default: as many as the pool has."""
+    """Pages of host memory for preempted sequences; default: as many whole pages as fit into the pool's bytes."""
 
     growth_reserve: GrowthPolicy = GrowthPolicy.NONE
     """Pages kept free for running sequences to grow when a new one asks for room: none, ratio (of the longest outputs,
@@ -91,6 +96,20 @@ class DecodeSettings(WorkerSettings):
         return text
 
     @property
+    def max_row_tokens(self) -> int:
+        """Most tokens of a running sequence for whose window parts there are slots: its own, drafts, and a step ahead.
+
+        With steps in flight two pages more: those that gave way to cached ones, until the steps end that read them.
+        """
+        num_tokens = 2 if self.drafter == "none" else 1 + MAX_DRAFT_TOKENS
+        return num_tokens + SPARE_PAGES * self.page_size if self.overlap_scheduling else num_tokens
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of one sequence in a step, for window slots. Budgets may be raised later, also from 0."""
+        return max(self.max_row_tokens, self.token_budget, MIN_CHUNK_TOKENS)
+
+    @property
     def tree_widths(self) -> tuple[int, ...]:
         """`draft_tree` as numbers; none: chains."""
         return _tree_widths(self.draft_tree)
@@ -102,10 +121,6 @@ class DecodeSettings(WorkerSettings):
     def growth(self, page_size: int) -> GrowthReserve:
         """The growth reserve of one engine."""
         return GrowthReserve(self.growth_reserve, page_size, self.growth_clip_tokens)
-
-    def preemption_pages(self, num_pages: int) -> int:
-        """Size of the swap space beside a pool of `num_pages`."""
-        return num_pages if self.host_pages is None else self.host_pages
 
 
 def _tree_widths(text: str) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.media.step_inputs import EmbeddingSource
 from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
+from baton.engine.pool.memory import empty_cache
 from baton.engine.reply import Reply
 from baton.engine.runner import ModelRunner
 from baton.engine.step_metrics import monotonic_s
@@ -45,9 +46,8 @@ from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory, write_leading
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_tags import TagVerifier
-from baton.kv.pages import PagePool
-from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
+from baton.kv.windows.memory import WindowedMemory
 from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
 from baton.services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
@@ -92,11 +92,15 @@ class DirectReply(Reply[Answer], Generic[Answer]):
 
 @dataclass(frozen=True, slots=True)
 class PairLimits:
-    """Pools of `num_pages` each; `max_rows` decode at once; prefill computes `token_budget` tokens a step."""
+    """Pools of `num_pages` each; `max_rows` decode at once; prefill computes `token_budget` tokens a step.
+
+    `num_window_slots`: of each pool; None: window parts are in their pages.
+    """
 
     num_pages: int = 512
     max_rows: int = 16
     token_budget: int = 256
+    num_window_slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +118,11 @@ class LocalPair:
 
     def __init__(self, model: LoadedModel, limits: PairLimits, embeddings: EmbeddingSource | None = None) -> None:
         """`embeddings`: of the images in prompts. Only prefill needs them."""
-        page_bytes = model.geometry.page_bytes
         self._model = model
         self._embeddings = embeddings
         self._page_size = model.geometry.page_size
-        part_ends = model.geometry.part_ends
-        self.prefill_memory = PageMemory(limits.num_pages, page_bytes, part_ends)
-        self.decode_memory = PageMemory(limits.num_pages, page_bytes, part_ends)
+        self.prefill_memory = _memory(model, limits)
+        self.decode_memory = _memory(model, limits)
         self._prefill_mailbox: PolledMailbox[PrefillCommand] = PolledMailbox(1024)
         self._decode_mailbox: PolledMailbox[DecodeCommand] = PolledMailbox(1024)
         self._events: deque[PrefillEvent] = deque()
@@ -199,7 +201,7 @@ class LocalPair:
         """The transfer: copies pages from prefill's pool into decode's and checks their digests."""
         every, found = slice(0, len(pull.local_pages)), dict[int, int]()
         num_bytes = pull.page_bytes(self.decode_memory)
-        contents = [page[:num_bytes] for page in self.prefill_memory.read(pull.remote_pages)]
+        contents = self.prefill_memory.read(pull.remote_pages, num_bytes)
         write_leading(self.decode_memory, pull.local_pages, contents)
         corrupt = wrong_positions(self.decode_memory, pull, every, TagVerifier(OPEN_CLUSTER), found)
         outcome = PullOutcome.CORRUPT if corrupt else PullOutcome.DONE
@@ -240,7 +242,7 @@ class LocalPair:
         return PairTokens(id, tokens, finish)
 
     def _make_prefill(self, limits: PairLimits) -> PrefillLoop:
-        cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.prefill_memory))
+        cache = empty_cache(self.prefill_memory, self._model.geometry)
         checks = PageChecks(cache)
         storage = PageStorage.on_memory(self._model.geometry, self.prefill_memory)
         runner = ModelRunner(self._model, storage, embeddings=self._embeddings)
@@ -256,15 +258,22 @@ class LocalPair:
         return PrefillLoop(turn, scheduler, exports, runner, scrub, self._events.extend)
 
     def _make_decode(self, limits: PairLimits) -> DecodeLoop:
-        cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.decode_memory))
+        cache = empty_cache(self.decode_memory, self._model.geometry)
         host = PageMemory(limits.num_pages, self.decode_memory.page_bytes, self.decode_memory.part_ends)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
         cache.window = PageWindow.of(self._model.geometry)
         imports = ImportTable(
             cache,
-            ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S, window=cache.window),
+            ImportLimits(
+                self._page_size,
+                limits.max_rows,
+                limits.num_pages,
+                NO_DEADLINE_S,
+                window=cache.window,
+                max_chunk_tokens=limits.token_budget,
+            ),
         )
-        swap_space = SwapSpace(limits.num_pages, PoolHasher(host))
+        swap_space = SwapSpace(limits.num_pages, PoolHasher(host), cache.pool.num_window_parts)
         scheduler = DecodeScheduler(
             imports, swap_space, self._page_size, ChunkBudget(limits.token_budget, self._page_size)
         )
@@ -275,3 +284,10 @@ class LocalPair:
         turn = EngineTurn(WorkerRole.DECODE, cache, self._decode_mailbox, on_idle=lambda: None)
         hooks = DecodeHooks(self._effects.extend, self.copy_pages, PageScrub(checks, page_bytes))
         return DecodeLoop(turn, imports, scheduler, policy, runner, hooks)
+
+
+def _memory(model: LoadedModel, limits: PairLimits) -> PageMemory | WindowedMemory:
+    geometry, num_slots = model.geometry, limits.num_window_slots
+    if num_slots is None:
+        return PageMemory(limits.num_pages, geometry.page_bytes, geometry.part_ends)
+    return WindowedMemory.allocate(limits.num_pages, num_slots, geometry.part_ends)

@@ -9,7 +9,17 @@ import grpc
 import torch
 
 from baton.domain.ids import Incarnation, new_incarnation
-from baton.domain.worker import CAPABILITIES, EMBEDDINGS, IMAGE, LOWER_TIER, NO_TOWER, TEXT, WorkerRecord, WorkerRole
+from baton.domain.worker import (
+    ALL_IN_SESSIONS,
+    CAPABILITIES,
+    EMBEDDINGS,
+    IMAGE,
+    LOWER_TIER,
+    NO_TOWER,
+    TEXT,
+    WorkerRecord,
+    WorkerRole,
+)
 from baton.engine.build import Engine, build_engine, resolve_device
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
@@ -17,6 +27,7 @@ from baton.engine.handoff.page_imports import PageImportLimits, PageImports
 from baton.engine.handoff.page_source import ImportCostModel
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
+from baton.engine.overlap.digest_thread import DigestThread, PageDigester
 from baton.engine.page_scrub import PageScrub
 from baton.engine.tiers.start import TierFiles, open_file_tier, open_host_tier
 from baton.engine.turn import EngineTurn
@@ -31,16 +42,20 @@ from baton.services.prefill.commands import PrefillCommand, TierEnded
 from baton.services.prefill.loop import PrefillLoop
 from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.outbox import PrefillOutbox
+from baton.services.prefill.overlap.scheduler import OverlapPrefillScheduler
+from baton.services.prefill.overlap.steps import StepQueue
 from baton.services.prefill.page_sharing import PageSharing
 from baton.services.prefill.peer_reader import PeerReader
-from baton.services.prefill.policy import PrefillLimits
+from baton.services.prefill.policy import BurstGate, PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.services.prefill.settings import PrefillSettings
+from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.groups import MIB
 from baton.settings.model_source import model_name
 from baton.telemetry.logs import get_logger
 from baton.transfer import nixl
+from baton.transfer.base import region_of, window_region_of
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream.source import StreamSource
 from baton.worker.budget_control import BudgetControl, BudgetRules
@@ -59,6 +74,8 @@ from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
+from baton.worker.sessions.listen import listen_for_calls
+from baton.worker.sessions.served_calls import ServedCalls
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 
@@ -78,7 +95,9 @@ async def serve(settings: PrefillSettings) -> int:
     return await run_worker(
         settings,
         WorkerRole.PREFILL,
-        lambda: build_engine(settings, num_host_pages=0, media_bytes=settings.media_cache_mib * MIB),
+        lambda: build_engine(
+            settings, 0, media_bytes=settings.media_cache_mib * MIB, step_tokens=settings.token_budget
+        ),
         lambda engine, context: _Worker(settings, engine, context).run(),
     )
 
@@ -98,7 +117,7 @@ class _Worker:
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
-        self._handoffs = HandoffLog()
+        self._handoffs = HandoffLog(self._streams.is_open)
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
         self._events.attach(engine.cache, start_kv_events(settings, engine.geometry.page_size, stack))
@@ -119,6 +138,10 @@ class _Worker:
         rules = BudgetRules(WorkerRole.PREFILL, engine.geometry.page_size)
         self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
         self._address = ""
+        self._servicer = self._make_servicer()
+        calls = ServedCalls(self._servicer.abort, prefill=self._servicer.prefill)
+        # Once: sessions outlive a gRPC server that is started again.
+        self._sessions = listen_for_calls(calls, self._trust, self._incarnation, engine.max_model_len)
 
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
@@ -148,6 +171,7 @@ class _Worker:
         log.info("prefill_stopped", exit_code=self._lifecycle.exit_code)
 
     async def _close(self, server: RunningServer) -> None:
+        await self._sessions.leave("the worker leaves")  # a session is a call without end
         await server.stop(SERVER_GRACE_S)
         if self._peers is not None:
             await self._peers.close()
@@ -166,7 +190,8 @@ class _Worker:
             transports={name: source.metadata() for name, source in self._sources.items()},
             base_address=memory.address,
             num_pages=memory.num_pages,
-            page_bytes=memory.page_bytes,
+            page_bytes=region_of(memory).page_bytes,
+            window_region=window_region_of(memory),
             watch_timeout_s=WATCH_TIMEOUT_S,
             granted_lease_s=None if self._settings.digests else self._settings.export_lease_s,
             num_page_parts=len(memory.part_ends),
@@ -175,12 +200,6 @@ class _Worker:
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
-        validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len, self._engine.media)
-        prefill = PrefillServicer(
-            self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks,
-            None if self._peers is None else self._peers.links,
-        )  # fmt: skip
-        prefill.media = self._make_receiver()
         worker = WorkerServicer(
             self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
         )
@@ -188,8 +207,18 @@ class _Worker:
         services = ("baton.v1.Prefill", "baton.v1.Handoff", "baton.v1.Worker")
         add_standard_services(server, health, self._trust, services)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
-        prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, server)
+        add_session_servicer(SessionServicer(self._sessions.serve), server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
+
+    def _make_servicer(self) -> PrefillServicer:
+        validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len, self._engine.media)
+        servicer = PrefillServicer(
+            self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks,
+            None if self._peers is None else self._peers.links,
+        )  # fmt: skip
+        servicer.media = self._make_receiver()
+        return servicer
 
     def _record(self) -> WorkerRecord:
         vision = self._engine.vision
@@ -217,7 +246,7 @@ class _Worker:
         )
 
     def _capabilities(self) -> tuple[str, ...]:
-        vision, found = self._engine.vision, [*CAPABILITIES]
+        vision, found = self._engine.vision, [*CAPABILITIES, *ALL_IN_SESSIONS]
         if vision is not None and self._settings.pulls_embeddings:
             found.append(EMBEDDINGS)
         if vision is not None and vision.encoder is None:
@@ -286,11 +315,20 @@ class _Worker:
         if settings.host_tier_mib > 0:
             tiers.append(open_host_tier(settings.host_tier_mib, settings.host_tier_write, self._engine, compute_s))
         if settings.file_tier_dir is not None:
-            files = TierFiles(settings.file_tier_dir, settings.file_tier_bytes, settings.file_tier_write)
+            most, write, mover = settings.file_tier_bytes, settings.file_tier_write, settings.file_tier_mover
+            files = TierFiles(settings.file_tier_dir, most, write, mover)
             tier, close = open_file_tier(files, self._engine, compute_s, lambda: self._mailbox.put(TierEnded()))
             self._stack.callback(close)
             tiers.append(tier)
         return TierStack(tiers) if tiers else None
+
+    def _make_digester(self) -> PageDigester | None:
+        hasher = self._engine.cache.hasher
+        if hasher is None:
+            return None
+        digester = DigestThread(hasher)
+        self._stack.callback(digester.close)
+        return digester
 
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine
@@ -312,9 +350,18 @@ class _Worker:
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)
         sharing = self._make_sharing(turn, exports)
-        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags, sharing)
+        # A step ahead has no window slots reserved.
+        is_ahead = settings.overlap_scheduling and engine.runner.is_async and engine.cache.pool.windows is None
+        make = OverlapPrefillScheduler if is_ahead else PrefillScheduler
+        scheduler = make(engine.cache, exports, limits, engine.checks, self._tags, sharing)
         loop = PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)
+        if isinstance(scheduler, OverlapPrefillScheduler):
+            log.info("overlap_scheduling", device=engine.runner.device)
+            engine.runner.overlaps = True
+            loop.ahead = StepQueue(scheduler, engine.runner.start, turn.steps, self._make_digester())
         if engine.vision is not None:
             scheduler.media = MediaGate(engine.vision.store, settings.encode_budget_tokens)
             loop.encoder = engine.vision.encoder
+        if settings.core_lease_file is not None:
+            loop.burst = BurstGate(turn.steps.step_time)
         return loop

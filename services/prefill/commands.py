@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.domain.handoff import PublishedChunk
 from baton.domain.request import EngineRequest
@@ -18,11 +18,18 @@ from baton.worker.budget_control import ChangeBudgets
 from baton.worker.media.media_receiver import MediaCommand
 
 
+@dataclass(slots=True)
+class PromptCall:
+    """A `Prefill` call, of the engine thread. `refused`: it has begun nothing, so its end ends nothing."""
+
+    refused: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class AddPrompt:
     """A new prompt, received at `received_at`. `deadline_s` counts from when the engine takes the command.
 
-    `source`: a linked worker that has cached pages of it.
+    `source`: a linked worker that has cached pages of it. `num_coming`: prompts that its router was about to send.
     """
 
     request: EngineRequest
@@ -30,6 +37,19 @@ class AddPrompt:
     deadline_s: float
     received_at: float
     source: PageSource | None = None
+    num_coming: int = 0
+    call: PromptCall = field(default_factory=PromptCall, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EndPromptCall:
+    """The router has closed the stream of `added` before its seal: ends the attempt, unless the call was refused.
+
+    It may have repeated another call of the attempt, which goes on.
+    """
+
+    added: AddPrompt
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +58,15 @@ class TierEnded:
 
 
 PrefillCommand = (
-    AddPrompt | ChangeBudgets | Abort | ExportCommand | MediaCommand | PageImportCommand | PullEvent | TierEnded
+    AddPrompt
+    | EndPromptCall
+    | ChangeBudgets
+    | Abort
+    | ExportCommand
+    | MediaCommand
+    | PageImportCommand
+    | PullEvent
+    | TierEnded
 )
 
 

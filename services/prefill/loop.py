@@ -33,7 +33,9 @@ from baton.engine.reply import Reply
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
-from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
+from baton.services.prefill.commands import AddPrompt, EndPromptCall, PrefillCommand, PrefillEvent, TierEnded
+from baton.services.prefill.overlap.steps import StepQueue
+from baton.services.prefill.policy import BurstGate
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
@@ -67,35 +69,75 @@ class PrefillLoop:
         self._emit = emit
         self._budgets = WorkerBudgets(scheduler.limits.token_budget)
         self.encoder: MediaEncoder | None = None
+        self.ahead: StepQueue | None = None  # set where steps start before the result of the one before is taken
+        self.burst: BurstGate | None = None  # set where the worker borrows cores
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
         """Runs one turn; waits for commands when there is nothing to compute. False once the mailbox is closed."""
-        commands = self._turn.take_commands(self._scrub.next_wakeup(self._scheduler.next_wakeup(), monotonic_s()))
+        commands = self._turn.take_commands(self._next_wakeup())
         if self._turn.mailbox.closed:
+            self._emit(self._perform(self._end_steps()))
             return False
         events = [event for command in commands for event in self._handle(command)]
         events += self._perform(self._scheduler.expire(monotonic_s()))
+        if self.ahead is not None and self._has_images():
+            events = self._emit_before(events, self._end_steps)  # images are no part of the times of steps
         encoded = self._encode()
-        batch, lost = self._check_images(self._scheduler.schedule(monotonic_s()))
+        holds = self.burst is not None and self.burst.holds(monotonic_s())
+        batch, lost = self._check_images(None if holds else self._scheduler.schedule(monotonic_s()))
         events += self._perform([*self._scheduler.take_pending_effects(), *lost])
         if effects := self._scheduler.imports.take_effects():
             self._emit([*effects])  # they go on beside the step
-        if batch is not None:
+        has_step = batch is not None
+        if self.ahead is not None:
+            has_step |= len(self.ahead) > 0
+            events = self._step_ahead(self.ahead, batch, events)
+        elif batch is not None:
             with self._turn.steps.step():
                 output = self._turn.steps.run(self._runner, batch)
                 events += self._perform(self._scheduler.commit(batch, output, monotonic_s()))
         now = monotonic_s()
-        wrong = self._scrub.run(now, busy=batch is not None)
+        wrong = self._scrub.run(now, busy=has_step or holds)
         events += self._perform(self._scheduler.on_wrong_pages(wrong, now))
         self._scrub.report(self._scheduler.quarantine, now)
         load = self._snapshot_load()
         self._turn.publish(load, len(self._exports))
         if events:
             self._emit(events)
-        stepped = batch is not None or encoded or bool(lost) or self._scheduler.media.num_wanted > 0
+        stepped = has_step or encoded or bool(lost) or self._scheduler.media.num_wanted > 0
         self._turn.end(load, len(self._exports), stepped=stepped, idle=not commands and not stepped)
         return True
+
+    def _step_ahead(self, ahead: StepQueue, batch: Batch | None, events: list[PrefillEvent]) -> list[PrefillEvent]:
+        """Starts a step, then commits the one before. Returns the events that are left to emit.
+
+        One step is left running, unless no other one follows it.
+        """
+        num_before, num_running = len(ahead), ahead.num_running
+        if batch is not None:
+            ahead.start(batch)
+        if num_before > num_running:
+            events = self._emit_before(events, ahead.settle)
+        return self._emit_before(events, ahead.take) if num_running else events
+
+    def _emit_before(self, events: list[PrefillEvent], wait: Callable[[], list[PrefillEffect]]) -> list[PrefillEvent]:
+        """Emits what is known before it waits for more, which it returns."""
+        if events:
+            self._emit(events)
+        return self._perform(wait())
+
+    def _end_steps(self) -> list[PrefillEffect]:
+        """Commits what was started."""
+        effects: list[PrefillEffect] = []
+        while self.ahead is not None and len(self.ahead):
+            effects += [*self.ahead.settle(), *self.ahead.take()]
+        return effects
+
+    def _next_wakeup(self) -> float | None:
+        wakeup = self._scrub.next_wakeup(self._scheduler.next_wakeup(), monotonic_s())
+        held_until = None if self.burst is None else self.burst.next_wakeup()
+        return min((time for time in (wakeup, held_until) if time is not None), default=None)
 
     def close(self) -> None:
         """Ends the loop after the current turn. Thread-safe."""
@@ -117,6 +159,9 @@ class PrefillLoop:
     def num_requests(self) -> int:
         """Open exports, one per request here; 0 when the process may exit."""
         return len(self._exports)
+
+    def _has_images(self) -> bool:
+        return self.encoder is not None and self._scheduler.media.num_wanted > 0
 
     def _encode(self) -> bool:
         """A step of images, if prompts wait for any. False without one."""
@@ -174,6 +219,8 @@ class PrefillLoop:
                 self._budgets = budgets
                 reply.send(budgets)
                 return []
+            case EndPromptCall(added, reason):
+                return [] if added.call.refused else self._handle(Abort(added.request.id, reason))
             case Abort(id, reason):
                 return [ExportEnded(id, reason)] if self._scheduler.abort(id) else []
             case ReleaseExport():
@@ -241,18 +288,23 @@ class PrefillLoop:
 
     def _add(self, command: AddPrompt) -> list[PrefillEvent]:
         request = command.request
-        if not self._budgets.takes_prompts:
+        if not self._budgets.takes_prompts and not self._exports.is_open(request.id):
+            command.call.refused = True
             refusal = Overloaded(
                 "this prefill worker takes no prompts: its budget is 0", retry_after_s=NO_BUDGET_RETRY_S
             )
             return [Fail(request.id, refusal)]
         metrics.PROMPT_TOKENS_TOTAL.labels("prefill").inc(len(request.tokens))
         try:
-            now = monotonic_s()
+            now, is_idle = monotonic_s(), not (self._scheduler.num_waiting or self._scheduler.num_chunking)
             deadline, prefix_len = now + command.deadline_s, command.decode_prefix_len
             effects = self._scheduler.add(request, prefix_len, deadline, command.received_at, command.source, now)
+            if self.burst is not None:
+                num_tokens, budget = self._scheduler.num_remaining_tokens, self._scheduler.limits.token_budget
+                self.burst.on_added(command.num_coming, num_tokens, budget, now, is_idle=is_idle)
         except BatonError as error:
             metrics.STALE_MESSAGES_TOTAL.labels("prefill").inc()
+            command.call.refused = True
             return [Fail(request.id, error)]
         return self._perform(effects)
 

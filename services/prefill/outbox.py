@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from baton.domain.errors import Cancelled
+from baton.domain.errors import Cancelled, LeaseEnded, Superseded
 from baton.domain.handoff import PublishedChunk
 from baton.engine.handoff.export_events import ExportEnded, ExportExpired, Seal
 from baton.engine.handoff.import_effects import AbortHandoff, AskExport, AskVerdict, ConfirmCommit
@@ -60,16 +60,18 @@ class PrefillOutbox:
                     self._recent.add(id, event.times)
                     self._handoffs.append(id, event)
                     self._streams.deliver(id, event)
+                case Fail(id, Superseded(seen=seen)) if seen == id:
+                    self._streams.deliver(id, event)  # a repeated call; the attempt itself goes on
                 case Fail(id, error):
                     self._recent.add(id, end_code=error.code)
                     self._handoffs.append(id, error)
                     self._handoffs.end(id)
                     self._streams.deliver(id, event)
                 case ExportEnded(id, reason):
-                    self._handoffs.end(id)
+                    self._handoffs.end(id, Cancelled(f"{id}: {reason}"))
                     self._streams.deliver(id, Fail(id, Cancelled(reason)))
                 case ExportExpired(id):
-                    self._handoffs.end(id)
+                    self._handoffs.end(id, LeaseEnded(f"{id}: its lease ended before the commit"))
                 case AskExport() | ConfirmCommit() | AbortHandoff() | AskVerdict():
                     if self._peers is not None:
                         self._peers.perform(event)

@@ -11,6 +11,7 @@ from baton.domain.ids import Incarnation
 from baton.domain.worker import LinkRecord, WorkerRole
 from baton.engine.build import Engine
 from baton.engine.mailbox import Mailbox
+from baton.kv.geometry import leading_parts_of
 from baton.rpc.channel_pool import ChannelPool
 from baton.services.prefill.commands import PrefillCommand
 from baton.services.prefill.settings import PrefillSettings
@@ -48,6 +49,8 @@ class PeerReader:
         identity = LinkIdentity(
             context.worker_id, incarnation, model_name(settings.model), engine.fingerprint, memory.page_bytes,
             LINK_GRACE_TTLS * settings.worker_ttl_s, PAGE_ROLES, optional=True,
+            num_leading_parts=leading_parts_of(engine.geometry),
+            has_window_slots=engine.cache.pool.windows is not None,
         )  # fmt: skip
         self.links = PeerLinks(identity, context.store, channels, puller, mailbox, on_change)
         self.client = ExportClient(self.links, mailbox, settings.renew_interval_s, len(memory.part_ends))

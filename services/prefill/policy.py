@@ -16,12 +16,26 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.request import EngineRequest
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.chunking import Blocks, StepBudget
+from baton.kv.prefix_cache import PrefixCache
 from baton.services.prefill.prompt import Prompt
+
+MIN_COMING = 2
+"""Fewer prompts gain no more from a common step than the first one loses."""
+
+GAP_S = 0.003
+"""Longest wait for the next prompt of a burst."""
+
+GAP_SHARE = 0.02
+"""Share of the predicted time of the common step that the wait may take at most."""
+
+MAX_GAPS = 4
+"""Longest wait of all, in gaps."""
 
 Rank = tuple[float, ...]
 """Place of a prompt in the order; the smallest first."""
@@ -94,6 +108,27 @@ class PrefillLimits:
         """Places of the prompt that no step may cut."""
         return [(span.first, span.end) for span in request.media] if self.whole_images else ()
 
+    def step_tokens(self, request: EngineRequest) -> tuple[int, int, int]:
+        """Tokens of the prompt in one step: at most, and as few as window slots may allow. No image is cut.
+
+        The third number is the prompt's length.
+        """
+        longest = max((end - first for first, end in self.blocks(request)), default=0) + self.page_size
+        num_tokens = len(request.tokens)
+        return min(num_tokens, max(self.token_budget, longest)), min(num_tokens, longest), num_tokens
+
+    def why_too_long(self, request: EngineRequest, cache: PrefixCache) -> str | None:
+        """Why the prompt never fits the worker's pool; None if it does."""
+        num_pages, pool = ceil_div(len(request.tokens), self.page_size), cache.pool
+        if num_pages > pool.num_usable:
+            return f"the prompt needs {num_pages} pages, this worker has {pool.num_usable}"
+        if pool.windows is None or cache.window is None:
+            return None
+        num_slots = min(num_pages, cache.window.most_pages(self.step_tokens(request)[1]))
+        if num_slots > pool.windows.num_usable:
+            return f"the prompt needs {num_slots} window slots, this worker has {pool.windows.num_usable}"
+        return None
+
     @property
     def contested_tokens(self) -> int:
         """Most tokens of one prompt in a step that others want as well."""
@@ -153,3 +188,58 @@ class AdmissionGate:
             self._passed.append(prompt)
         if self._in_order or self.is_starved(prompt):
             self.is_open = False
+
+
+class PredictsPrompts(Protocol):
+    """The part of `StepTimeModel` that is used here."""
+
+    @property
+    def reliable(self) -> bool: ...
+
+    def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float: ...
+
+
+class BurstGate:
+    """Gathers the prompts of a burst into one step, where the worker borrows the cores of idle ones.
+
+    Once the first prompt of a burst is sealed, decode computes on its own cores, which prefill had borrowed until then.
+    So prompts that come a moment after the first one are computed on fewer cores. While some are on their way, as their
+    router tells, an idle engine waits for them: a moment only, as they may go to another worker or nowhere.
+
+        idle --(a prompt, others are coming)--> holds --(all are here | nothing came for a gap | a full step)--> steps
+
+    Times are those of the engine's clock, in seconds.
+    """
+
+    def __init__(self, step_time: PredictsPrompts) -> None:
+        self._step_time = step_time
+        self._num_coming = 0
+        self._began_at = 0.0
+        self._until: float | None = None
+
+    def on_added(self, num_coming: int, num_tokens: int, token_budget: int, now: float, *, is_idle: bool) -> None:
+        """A prompt has come; its router was about to send `num_coming` others.
+
+        `num_tokens`: of the prompts that wait here. `is_idle`: no prompt was here before it.
+        """
+        if is_idle and num_coming >= MIN_COMING and self._step_time.reliable:
+            self._num_coming, self._began_at = num_coming, now
+        elif self._until is None:
+            return
+        else:
+            self._num_coming = min(self._num_coming - 1, num_coming)
+        self._until = None
+        if self._num_coming > 0 and num_tokens < token_budget:
+            common = min(token_budget, num_tokens * (1 + self._num_coming))
+            gap_s = min(GAP_S, GAP_SHARE * self._step_time.seconds_of(common, 0, token_budget))
+            self._until = min(now + gap_s, self._began_at + MAX_GAPS * gap_s)
+
+    def holds(self, now: float) -> bool:
+        """True if the next step waits still."""
+        if self._until is not None and now >= self._until:
+            self._until = None
+        return self._until is not None
+
+    def next_wakeup(self) -> float | None:
+        """When the wait ends at the latest; None without one."""
+        return self._until

@@ -40,20 +40,36 @@ class PagePublisher:
             self._tags.settle(prompt.table.pages[new], prompt.identities[new])
         if end <= first:
             return []
-        pages = prompt.table.pages[first:end]
-        digests = self._digests(pages)
+        pages, read_from = prompt.table.pages[first:end], self._first_read(prompt)
+        digests = self._digests(pages, prompt.tail_digest)
         announced = {} if digests is None else dict(zip(pages, digests, strict=True))
         # From the root on, even pages that decode has: holds are closed towards the root (`baton.kv.prefix_cache`).
-        self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now, announced)
+        # Decode reads the window parts of the last pages only: those are pinned, and are not passed before the seal.
+        windowed = prompt.table.pages[max(prompt.num_pinned, read_from) : end]
+        pinned = prompt.table.pages[prompt.num_pinned : end]
+        self._exports.publish(prompt.request.id, pinned, now, announced, windowed)
         prompt.num_published = prompt.num_pinned = end
         tags = None if self._tags is None else self._tags.announced(pages, prompt.identities[first:end])
-        return [PublishedChunk(prompt.request.id, first, tuple(pages), digests, tags)]
+        windows = self._cache.pool.windows
+        slots = () if windows is None else windows.slots_of(pages, set(prompt.table.pages[read_from:end]))
+        return [PublishedChunk(prompt.request.id, first, tuple(pages), digests, tags, slots)]
 
-    def _digests(self, pages: Sequence[PageId]) -> tuple[int, ...] | None:
-        """Digests to announce: the kept ones. Only a partial tail, which never settles, is hashed here."""
+    def _first_read(self, prompt: Prompt) -> int:
+        """Number of the first page whose window part decode reads."""
+        window = self._cache.window
+        return 0 if window is None else window.first_page(len(prompt.request.tokens))
+
+    def _digests(self, pages: Sequence[PageId], tail_digest: int | None) -> tuple[int, ...] | None:
+        """Digests to announce: the kept ones. Only a partial tail, which never settles, is hashed here.
+
+        `tail_digest`: its digest, if it was computed before.
+        """
         if self._cache.hasher is None:
             return None
         kept = self._cache.pool.digests
         *full, last = pages
-        last_digest = kept.digest(last) if kept.is_settled(last) else self._cache.hasher.digests([last])[0]
-        return (*map(kept.digest, full), last_digest)
+        if kept.is_settled(last):
+            tail_digest = kept.digest(last)
+        elif tail_digest is None:
+            tail_digest = self._cache.hasher.digests([last])[0]
+        return (*kept.all_of(full), tail_digest)

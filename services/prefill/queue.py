@@ -5,7 +5,7 @@ Owned by `scheduler`, which moves prompts and owns their pages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from baton.domain.ids import AttemptId, PageKey
 from baton.engine.transition_log import log_transition
@@ -127,22 +127,26 @@ class PromptQueue:
             log_transition("prompt", id, "end", "ended")
         return prompt
 
-    def in_order(self) -> list[Prompt]:
-        """Prompts in the order in which a step serves them, without held ones. Finds the oldest.
+    def in_order(self, is_in_flight: Callable[[Prompt], bool]) -> list[Prompt]:
+        """Prompts in the order in which a step serves them, without held ones and those that steps in flight end.
 
-        The owner of pages for which others are held has the best rank, and the greatest age, of them all.
+        Finds the oldest. The owner of pages for which others are held has the best rank, and the greatest age, of them
+        all.
         """
         for prompt in self.chunking:
-            prompt.num_known = prompt.num_filled
+            if not is_in_flight(prompt):  # a chunk that was scheduled and not started is scheduled again
+                prompt.num_scheduled = prompt.num_filled
+            prompt.num_known = prompt.num_scheduled
         for prompt in self.waiting:
             prompt.num_known = self.num_cached_tokens(prompt)
-        ordered = (*self.waiting, *self.chunking)
+        ordered = (*self.waiting, *(prompt for prompt in self.chunking if prompt.num_unscheduled))
         ranks = {prompt: self.limits.rank(prompt) for prompt in ordered}
         numbers = {prompt: prompt.number for prompt in ordered}
         for prompt in self.waiting:
             if self.is_held(prompt) and (owner := prompt.owner) is not None:
-                ranks[owner] = min(ranks[owner], ranks.pop(prompt))
-                numbers[owner] = min(numbers[owner], numbers.pop(prompt))
+                rank, number = ranks.pop(prompt), numbers.pop(prompt)
+                if owner in ranks:  # it has tokens left for a step
+                    ranks[owner], numbers[owner] = min(ranks[owner], rank), min(numbers[owner], number)
         self.oldest = min(numbers, key=numbers.__getitem__, default=None)
         return sorted(ranks, key=ranks.__getitem__)
 

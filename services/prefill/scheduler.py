@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import (
     ContextOverflow,
     DeadlineExceeded,
@@ -35,8 +34,8 @@ from baton.domain.errors import (
 )
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId, PageKey
-from baton.domain.request import EngineRequest, SampledToken, finish_reason
-from baton.engine.batch import Batch, Row, SampleSpec, ScoreSpec, StepOutput
+from baton.domain.request import EngineRequest, SampledToken
+from baton.engine.batch import Batch, StepOutput
 from baton.engine.chunking import StepBudget
 from baton.engine.handoff.export_events import ExportExpired, Seal
 from baton.engine.handoff.kv_export import ExportTable
@@ -45,10 +44,8 @@ from baton.engine.handoff.page_source import PageSource
 from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.media.store import MediaStore
 from baton.engine.messages import Fail, Scored
-from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
-from baton.kv.page_table import PageTable
-from baton.kv.pages import Hold, Owner
+from baton.kv.pages import Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from baton.kv.tiers.lower_tier import TierUse
@@ -133,28 +130,20 @@ class PrefillScheduler:
             self._remove(older)
             effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come", request.id)))
         size = self.limits.page_size
-        num_pages = ceil_div(len(request.tokens), size)
-        if num_pages > self._cache.pool.num_usable:
+        if (why := self.limits.why_too_long(request, self._cache)) is not None:
             self._exports.abort(request.id)
-            message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_usable}"
-            return [*effects, Fail(request.id, ContextOverflow(message))]
-        table = PageTable(self._cache, size, request.salt, Hold.LIVE, request.media)
-        table.set_priority(request.priority)
-        num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
-        prompt = Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
-        prompt.keys = page_keys(request.tokens, size, request.salt, request.media)
-        # A cached position has no hidden state to score from: a prompt that is scored is computed from the first token.
-        prompt.num_matchable = (len(request.tokens) - 1) // size if request.prompt_logprobs is None else 0
+            return [*effects, Fail(request.id, ContextOverflow(why))]
+        prompt = Prompt.of(request, self._cache, size, decode_prefix_len, (deadline, received_at))
         prompt.identities = self._publisher.identities(request)
         matchable = prompt.keys[: prompt.num_matchable]
         if self._tier is not None:
-            prompt.tier_use = TierUse(matchable)
+            prompt.tier_use = TierUse(matchable, prompt.contents)
             source = None if self._tier.must_wait(prompt.tier_use, now) else source  # files are nearer
         fault = self.media.begin(request, self._queue.num_cached_tokens(prompt))
         if fault is not None:
             self.abort(request.id)
             return [*effects, Fail(request.id, fault)]
-        self._queue.add(prompt, importing=self.imports.begin(request.id, matchable, source, now))
+        self._queue.add(prompt, importing=self.imports.begin(request.id, matchable, source, now, prompt.contents))
         return effects
 
     def abort(self, id: AttemptId) -> bool:
@@ -230,7 +219,7 @@ class PrefillScheduler:
             self._tier.poll(self.quarantine, now)
         limits, most = self.limits, self.limits.contested_tokens
         step, gate = limits.new_step(), AdmissionGate(limits.order)
-        prompts = self._queue.in_order()
+        prompts = self._queue.in_order(self._is_in_flight)
         for id, fault in self.media.faults(self._queue.waiting):
             self.abort(id)
             self._pending.append(Fail(id, fault))
@@ -248,20 +237,19 @@ class PrefillScheduler:
         in_progress = [prompt for prompt in prompts if prompt.state is PromptState.CHUNKING]
         for prompt in in_progress:
             self._give(step, prompt, step.left)
-        rows = [self._row(prompt, num, now) for prompt in in_progress if (num := step.given(prompt.request.id))]
+        rows = [prompt.next_chunk(num, now) for prompt in in_progress if (num := step.given(prompt.request.id))]
         return Batch(tuple(rows)) if rows else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[PrefillEffect]:
         """Applies a finished step: enters full pages into the cache, publishes and seals."""
-        by_id = {p.request.id: p for p in self._queue.chunking}
+        by_id = self._stepped(batch)
         effects: list[PrefillEffect] = []
         for index, (row, sampled) in enumerate(zip(batch.rows, output.sampled, strict=True)):
             prompt = by_id.get(row.id)
             if prompt is None:  # aborted while the step ran
                 continue
-            prompt.num_filled += len(row.tokens)
             prompt.compute_s += now - self._scheduled_at
-            prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
+            self._fill(prompt, prompt.num_filled + len(row.tokens))
             num_matched = prompt.num_cached // self.limits.page_size
             if self._tier is not None:
                 self._tier.on_filled(prompt.table.cached_keys, num_matched)
@@ -273,12 +261,31 @@ class PrefillScheduler:
             if index in output.scores:
                 effects.append(Scored(row.id, output.scores[index]))
             effects += self._publish(prompt, now)
+            prompt.table.pass_windows(prompt.num_filled)
             effects += self._seal(prompt, sampled[0], now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
+    def _stepped(self, batch: Batch) -> dict[AttemptId, Prompt]:
+        """Prompts that are still here and were in `batch`, among others."""
+        return {prompt.request.id: prompt for prompt in self._queue.chunking}
+
+    def _fill(self, prompt: Prompt, num_filled: int) -> None:
+        """The KV of the first `num_filled` tokens is in place."""
+        prompt.num_filled = num_filled
+        prompt.table.cache_full_pages(prompt.request.tokens, num_filled)
+
+    def _is_in_flight(self, prompt: Prompt) -> bool:
+        """True while a step with a chunk of the prompt is not committed."""
+        return False
+
+    def _release(self, prompt: Prompt) -> None:
+        """Releases the pages of a prompt that ends before its seal, or starts again."""
+        prompt.table.release()
+
     def _give(self, step: StepBudget, prompt: Prompt, most: int) -> None:
-        request = prompt.request
-        step.give(request.id, prompt.num_filled, len(request.tokens), most, self.limits.blocks(request))
+        request, slots = prompt.request, prompt.table.max_step_tokens(prompt.num_scheduled)
+        most = most if slots is None else min(most, slots - step.given(request.id))
+        step.give(request.id, prompt.num_scheduled, len(request.tokens), most, self.limits.blocks(request))
 
     def _is_begun(self, prompt: Prompt, step: StepBudget, gate: AdmissionGate, now: float) -> bool:
         """True if the prompt is in progress, perhaps as of now."""
@@ -291,9 +298,10 @@ class PrefillScheduler:
 
         Prompts that end because a matched page is wrong leave *chunking*.
         """
-        step.take_back(prompt.request.id)  # it may have begun and gone back in this step
+        request = prompt.request
+        step.take_back(request.id)  # it may have begun and gone back in this step
         is_held = self._queue.is_held(prompt)  # by one that began in this step
-        if is_held or not gate.is_open or self.media.must_wait(prompt.request, prompt.num_known):
+        if is_held or not gate.is_open or self.media.must_wait(request, prompt.num_known):
             return False
         if self._room(prompt, prompt.num_known, self.limits.page_size, step) < self.limits.page_size:
             gate.on_refused(prompt, lacks_pages=False)
@@ -306,14 +314,16 @@ class PrefillScheduler:
             gate.on_refused(prompt, lacks_pages=False)
             return False
         num_matched = self._match(prompt, now)
-        waits = self.media.must_wait(prompt.request, num_matched)
+        waits = self.media.must_wait(request, num_matched)
         has_slot = num_matched >= prompt.num_known or self._has_slot(prompt, num_matched, step)
-        if waits or not has_slot or not prompt.table.extend(len(prompt.request.tokens)):
+        has_windows = prompt.table.reserve_windows(*self.limits.step_tokens(request))
+        if waits or not has_slot or not has_windows or not prompt.table.extend(len(request.tokens)):
             prompt.start_again()
             if not waits:
                 gate.on_refused(prompt, lacks_pages=has_slot)
             return False
-        prompt.num_cached, prompt.num_filled, size = num_matched, num_matched, self.limits.page_size
+        prompt.begin(num_matched)
+        size = self.limits.page_size
         if self._tier is not None:
             hits = self._tier.on_admitted(prompt.table.cached_keys)
             prompt.num_from_tiers = {name: num * size for name, num in hits.items()}
@@ -342,7 +352,7 @@ class PrefillScheduler:
 
     def _num_left_partial(self, step: StepBudget) -> int:
         """Number of prompts in progress that the step does not end so far; one that ends in it holds no slot."""
-        return sum(step.given(prompt.request.id) < prompt.num_remaining for prompt in self._queue.chunking)
+        return sum(step.given(prompt.request.id) < prompt.num_unscheduled for prompt in self._queue.chunking)
 
     def _match(self, prompt: Prompt, now: float) -> int:
         """Fills the table of a waiting prompt with checked pages; returns the number of their tokens."""
@@ -362,33 +372,21 @@ class PrefillScheduler:
             message = f"{id}: a page of this worker differed from its digest"
             effects.append(Fail(id, IntegrityFailure(message, PageVerdict.SOURCE)))
         for prompt in [one for one in self._queue.chunking if one.table.holds_condemned()]:
+            self._release(prompt)
             prompt.start_again()
             self._queue.put_back(prompt)
         return effects
-
-    def _row(self, prompt: Prompt, num_tokens: int, now: float) -> Row:
-        """The prompt's next chunk."""
-        tokens, start = prompt.request.tokens, prompt.num_filled
-        end = start + num_tokens
-        spec = SampleSpec.of(prompt.request, tokens) if end == len(tokens) else None
-        prompt.start_chunk(num_tokens, now)
-        score = ScoreSpec.of(prompt.request, start, end)
-        pages, media = prompt.table.pages, prompt.request.media
-        return Row(prompt.request.id, tokens[start:end], start, pages, spec, score, media=media)
 
     def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         return [*self._publisher.publish(prompt, now)]
 
     def _seal(self, prompt: Prompt, sampled: SampledToken, now: float) -> list[PrefillEffect]:
-        request = prompt.request
-        self._exports.seal(request.id)
+        self._exports.seal(prompt.request.id)
         num_pages = len(prompt.table.pages)
         prompt.table.release()
-        prompt.encode_s = self.media.end(request.id)
+        prompt.encode_s = self.media.end(prompt.request.id)
         self._queue.seal(prompt)
-        finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
-        cached = prompt.num_from_tiers, prompt.num_imported
-        return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now), *cached)]
+        return [prompt.seal(num_pages, sampled, now)]
 
     def _remove(self, id: AttemptId) -> bool:
         """Removes a prompt from its queue and releases its pages. False if it is in no queue."""
@@ -396,5 +394,5 @@ class PrefillScheduler:
         self.imports.abort(id)
         self.media.end(id)
         if prompt is not None:
-            prompt.table.release()
+            self._release(prompt)
         return prompt is not None

@@ -6,6 +6,7 @@ Runs in the asyncio loop. Commands go to the engine's mailbox, events come back 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import asdict
 
 import grpc
@@ -13,6 +14,7 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
+from baton.domain.trace_context import TraceContext
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.page_source import PageSource
 from baton.engine.mailbox import Mailbox
@@ -23,7 +25,7 @@ from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.times_codec import encode_prefill_times
 from baton.rpc.tokens.token_check import set_check
-from baton.services.prefill.commands import AddPrompt, PrefillCommand
+from baton.services.prefill.commands import AddPrompt, EndPromptCall, PrefillCommand
 from baton.services.prefill.prompt import Progress
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
@@ -64,6 +66,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         """See prefill.proto."""
+        async with aclosing(self.prefill(request)) as events:
+            async for event in events:
+                yield event
+
+    async def prefill(
+        self, request: prefill_pb2.PrefillRequest, trace: TraceContext | None = None
+    ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
+        """The events of one attempt, to the seal or a failure. Closing it before aborts the attempt."""
         try:
             add = self._parse(request)
             id = add.request.id
@@ -85,14 +95,18 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         finally:
             self._streams.close(id)
             if not ended:
-                self._mailbox.put(Abort(id, "the router closed the stream"))
+                self._mailbox.put(EndPromptCall(add, "the router closed the stream"))
 
     async def Abort(
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See prefill.proto."""
-        self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
+        self.abort(request)
         return common_pb2.AbortReply()
+
+    def abort(self, request: common_pb2.AbortRequest) -> None:
+        """Ends an attempt in every state. Also for sessions. Raises `InvalidRequest` for an id that is none."""
+        self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
 
     async def PutMedia(
         self,
@@ -127,7 +141,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         deadline_s = clamp_duration(request.deadline_s, "deadline_s")
         prompt = self._validator.validate_prompt(request.request)
         source = self._find_source(request.page_source) if request.HasField("page_source") else None
-        return AddPrompt(prompt, request.decode_prefix_len, deadline_s, monotonic_s(), source)
+        return AddPrompt(prompt, request.decode_prefix_len, deadline_s, monotonic_s(), source, request.num_coming)
 
     def _find_source(self, named: prefill_pb2.PageSource) -> PageSource | None:
         """The named worker, if there is a link to it."""

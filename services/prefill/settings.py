@@ -61,6 +61,10 @@ class PrefillSettings(WorkerSettings, TierSettings):
     """Hold a prompt while another one computes the next pages of the prefix that both have, so that they are computed
     once."""
 
+    overlap_scheduling: bool = False
+    """On a GPU, schedule and start a step while the one before it runs, so that the device does not wait for the host.
+    Tokens and pages do not depend on it. A CPU has nothing to overlap with and ignores it."""
+
     encode_budget_tokens: Count = 1024
     """Most rows of images that one step encodes, at least one image; then text goes on."""
 

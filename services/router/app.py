@@ -32,7 +32,7 @@ from baton.services.router.dispatch.dispatcher import RouterIdentity, TokenDispa
 from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.rate_limiter import RateLimiter
 from baton.services.router.dispatch.service_sync import ServiceSync
-from baton.services.router.dispatch.sessions.decode_sessions import open_sessions
+from baton.services.router.dispatch.sessions.worker_sessions import open_sessions
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.http_protocol import BoundedHttpProtocol
@@ -228,7 +228,7 @@ async def open_backend(
         )
         stack.push_async_callback(channels.close)
         stack.push_async_callback(readers.close)
-        workers.decode_sessions = await stack.enter_async_context(open_sessions(settings.sessions, owner, trust))
+        workers.worker_sessions = await stack.enter_async_context(open_sessions(settings.sessions, owner, trust))
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         identity = RouterIdentity(settings.router_id, settings.public_model_name)

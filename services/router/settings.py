@@ -106,8 +106,8 @@ class RouterSettings(ServiceSettings):
     """Longest wait for a decode worker's reply to a reservation, and longest life of an unused reservation."""
 
     sessions: bool = True
-    """Get decode's tokens in one session a decode worker, a message a step, so that a broken connection is a pause and
-    not another attempt. Without it, and with workers that do not speak sessions, a request has a gRPC call."""
+    """Talk to each worker in one session: decode's tokens come a message a step, and a broken connection is a pause and
+    not another attempt. Without it, and with workers that do not speak sessions, a request has gRPC calls."""
 
     prefill_placement: PlacementPolicy = PlacementPolicy.CACHE_AWARE
     """Choice of a request's prefill worker: cache-aware (the least work, by what it has cached and what waits there),

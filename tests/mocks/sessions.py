@@ -1,57 +1,101 @@
-"""Sessions of a scripted decode worker: what it sends in a call goes through the real listener and its streams."""
+"""Sessions of a scripted worker: what it serves in calls goes through the real listener and its streams, too."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
+from baton.domain.errors import WorkerLost
 from baton.domain.ids import Incarnation
 from baton.domain.request import OutputToken
 from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER
 from baton.rpc.codec import decode_id, decode_token
-from baton.rpc.gen import decode_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.request_metadata import request_metadata
 from baton.rpc.tokens.row_codec import encode_row
 from baton.session.listener import SessionListener
 from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
+from baton.worker.sessions.served_calls import ServedCalls
 from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
 
 MAX_PROMPT_TOKENS = 1 << 20
 LIMITS = SessionLimits(silent_s=4.0, resume_s=8.0, dial_s=10.0)
 """Patient ones, at both ends: a busy machine that runs tests loses no session."""
 
-Generate = Callable[[decode_pb2.GenerateRequest, Any], AsyncGenerator[decode_pb2.GenerateEvent, None]]
-
 
 class SessionContext:
     """The part of a call's context that a scripted worker uses."""
 
-    def __init__(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> None:
-        self._metadata = request_metadata(decode_id(request.request.id), trace)
+    def __init__(self, id: common_pb2.AttemptId, trace: TraceContext) -> None:
+        self._metadata = request_metadata(decode_id(id), trace)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata
 
 
-def listen_for_sessions(incarnation: Incarnation, generate: Generate) -> SessionListener:
-    """A listener whose attempts are served by `generate`."""
+class MockSessions:
+    """Serves a worker's own `Generate`, `Reserve`, `Prefill` and `Abort`, and counts what came."""
 
-    def make_owner(pump: SessionPump) -> ServedStreams:
+    def __init__(self, worker: Any, incarnation: Incarnation) -> None:
+        self._worker = worker
+        self._aborting: set[asyncio.Task[Any]] = set()
+        self.num_opens = 0  # reservations, prompts and aborts
+        self.listener = SessionListener(OPEN_CLUSTER, incarnation, LIMITS, self._make_owner)
+
+    def _make_owner(self, pump: SessionPump) -> ServedStreams:
         async def serve(
             request: decode_pb2.GenerateRequest, trace: TraceContext, write: WriteTokens
         ) -> AsyncGenerator[Answer, None]:
-            async with aclosing(generate(request, SessionContext(request, trace))) as events:
+            context = SessionContext(request.request.id, trace)
+            async with aclosing(self._worker.Generate(request, context)) as events:
                 async for event in events:
                     yield answer_of(event)
                     pump.session.outbox._open_rows.clear()  # each token is a row of its own, as of a step of an engine
 
-        return ServedStreams(pump, serve, MAX_PROMPT_TOKENS)
+        check = self._check_of(pump)
+        calls = ServedCalls(self._abort, partial(self._reserve, check), partial(self._prefill, check))
+        return ServedStreams(pump, serve, MAX_PROMPT_TOKENS, calls)
 
-    return SessionListener(OPEN_CLUSTER, incarnation, LIMITS, make_owner)
+    def _check_of(self, pump: SessionPump) -> Callable[[], None]:
+        """Counts an open. Ends the session of a worker that has become another incarnation, as its process would."""
+        incarnation = self._worker.incarnation
+
+        def check() -> None:
+            self.num_opens += 1
+            if self._worker.incarnation != incarnation:
+                pump.session.lose("the process has ended")
+                pump.close()
+                raise WorkerLost("the process has ended")
+
+        return check
+
+    def _abort(self, request: common_pb2.AbortRequest) -> None:
+        self.num_opens += 1
+        task = asyncio.create_task(self._worker.Abort(request, None))
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+
+    async def _reserve(
+        self, check: Callable[[], None], request: decode_pb2.ReserveRequest, trace: TraceContext
+    ) -> decode_pb2.ReserveReply:
+        check()
+        reply: decode_pb2.ReserveReply = await self._worker.Reserve(request, SessionContext(request.id, trace))
+        return reply
+
+    async def _prefill(
+        self, check: Callable[[], None], request: prefill_pb2.PrefillRequest, trace: TraceContext
+    ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
+        check()
+        context = SessionContext(request.request.id, trace)
+        async with aclosing(self._worker.Prefill(request, context)) as events:
+            async for event in events:
+                yield event
 
 
 def answer_of(event: decode_pb2.GenerateEvent) -> Answer:

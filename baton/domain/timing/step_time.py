@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul, truediv
+from operator import itemgetter, mul, truediv
 
 from baton.domain.arithmetic import ceil_div
 
@@ -34,6 +34,13 @@ MIN_STEPS = 8
 MAX_ERROR = 0.25
 """A model with a larger mean error is not reliable."""
 MIN_STEP_S = 1e-6
+
+_SIZE = len(UNITS)
+_PAIRS = [(i, j) for i in range(_SIZE) for j in range(i, _SIZE)]
+"""Entries of the covariance that are kept, as it is symmetric. Picked by C functions: the work of each step counts."""
+_of_first, _of_second = (itemgetter(*indices) for indices in zip(*_PAIRS, strict=True))
+_of_rows = [itemgetter(*(_PAIRS.index((min(i, j), max(i, j))) for j in range(_SIZE))) for i in range(_SIZE)]
+_of_diagonal = itemgetter(*(_PAIRS.index((i, i)) for i in range(_SIZE)))
 
 Segment = tuple[int, int]
 """New tokens of one row, and the number of tokens before them."""
@@ -136,9 +143,8 @@ class StepTimeModel:
     """Learns from every step of one worker. Owned by its engine thread."""
 
     def __init__(self) -> None:
-        size = len(UNITS)
-        self._weights = [0.0] * size
-        self._covariance = [[INITIAL_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
+        self._weights = [0.0] * _SIZE
+        self._covariance = [INITIAL_VARIANCE * (i == j) for i, j in _PAIRS]
         self._offset = 0.0  # mean of what steps are off by, as a logarithm
         self._least_s = math.inf
         self.num_steps = self.num_chunk_steps = 0
@@ -166,8 +172,9 @@ class StepTimeModel:
         """
         if shape.num_tokens == 0 or seconds < MIN_STEP_S:
             return
+        features = shape.features()
         if self.num_steps > 0:
-            ratio = seconds / self.predict(shape)
+            ratio = seconds / self._predict(features)
             gain = ERROR_GAIN if self.num_steps > MIN_STEPS else 1 / self.num_steps
             self.error += gain * (min(1.0, abs(1 / ratio - 1)) - self.error)
             if self.num_steps > MIN_STEPS:
@@ -175,17 +182,14 @@ class StepTimeModel:
                 factor = math.exp(SPEED_GAIN * (off - self._offset))
                 self._weights = [factor * weight for weight in self._weights]
                 self._offset += OFFSET_GAIN * (off - self._offset)
-        self._fit(shape.features(), seconds)
+        self._fit(features, seconds)
         self._least_s = min(self._least_s, seconds)
         self.num_steps += 1
         self.num_chunk_steps += has_prompt and shape.chunk_pairs > 0
 
     def predict(self, shape: StepShape) -> float:
         """Seconds of a step: at least half of the shortest one seen. 0.0 before the first step."""
-        if self.num_steps == 0:
-            return 0.0
-        parts: list[float] = list(map(mul, self._weights, shape.features()))
-        return max(sum(parts), self._least_s / 2)
+        return 0.0 if self.num_steps == 0 else self._predict(shape.features())
 
     def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float:
         """Seconds to compute `num_tokens` tokens after the first `start`, alone, in chunks of `chunk_tokens`."""
@@ -211,17 +215,19 @@ class StepTimeModel:
                 high = middle - 1
         return low
 
+    def _predict(self, features: tuple[float, ...]) -> float:
+        parts: list[float] = list(map(mul, self._weights, features))
+        return max(sum(parts), self._least_s / 2)
+
     def _fit(self, features: tuple[float, ...], seconds: float) -> None:
         """One step of recursive least squares: the weights times `features / seconds` shall be 1."""
-        x = [value / seconds for value in features]
-        spread = [sum(map(mul, row, x)) for row in self._covariance]
+        x, covariance = [value / seconds for value in features], self._covariance
+        spread = [sum(map(mul, row(covariance), x)) for row in _of_rows]
         gain_over = FORGETTING + sum(map(mul, x, spread))
         miss = 1.0 - sum(map(mul, self._weights, x))
         self._weights = [weight + one / gain_over * miss for weight, one in zip(self._weights, spread, strict=True)]
-        reduced = [
-            [value - one * other / gain_over for value, other in zip(row, spread, strict=True)]
-            for row, one in zip(self._covariance, spread, strict=True)
-        ]
-        trace = sum([row[i] for i, row in enumerate(reduced)])
+        left = zip(covariance, _of_first(spread), _of_second(spread), strict=True)
+        reduced = [value - one * other / gain_over for value, one, other in left]
+        trace = sum(_of_diagonal(reduced))
         factor = min(1 / FORGETTING, max(1.0, MAX_TRACE / trace)) if trace > 0 else 1.0
-        self._covariance = [[value * factor for value in row] for row in reduced]
+        self._covariance = reduced if factor == 1.0 else [value * factor for value in reduced]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\xb2\x01\n\x0cHelloRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\ntransports\x18\x06 \x03(\t\x12(\n\x05parts\x18\x07 \x03(\x0b\x32\x19.baton.v1.FingerprintPart\"/\n\x0f\x46ingerprintPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"c\n\nHelloReply\x12&\n\x06source\x18\x01 \x01(\x0b\x32\x14.baton.v1.SourceInfoH\x00\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"\x96\x01\n\nSourceInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x10\n\x08metadata\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x05 \x01(\x04\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x12\n\npage_bytes\x18\x07 \x01(\x04\"D\n\x0cWatchRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"p\n\x11OpenExportRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tpage_keys\x18\x03 \x03(\x0c\x12\x12\n\nfirst_page\x18\x04 \x01(\r\"g\n\x0fOpenExportReply\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x14.baton.v1.ChunkReadyH\x00\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"\x83\x01\n\x0cHandoffEvent\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x14.baton.v1.ChunkReadyH\x00\x12\x1e\n\x04seal\x18\x02 \x01(\x0b\x32\x0e.baton.v1.SealH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05\x65vent\"N\n\nChunkReady\x12\x12\n\nfirst_page\x18\x01 \x01(\r\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\x12\x0c\n\x04tags\x18\x04 \x03(\x0c\"\xad\x01\n\x04Seal\x12*\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x12\n\x05\x63heck\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check\"E\n\rCommitRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\",\n\x0b\x43ommitReply\x12\r\n\x05valid\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"q\n\x0cRenewRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12 \n\x03ids\x18\x03 \x03(\x0b\x32\x13.baton.v1.AttemptId\x12\x17\n\x0fquarantine_seen\x18\x04 \x01(\x04\"\x82\x01\n\nRenewReply\x12\"\n\x05\x65nded\x18\x01 \x03(\x0b\x32\x13.baton.v1.AttemptId\x12\x14\n\x07lease_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bquarantined\x18\x03 \x03(\x0c\x12\x19\n\x11quarantine_number\x18\x04 \x01(\x04\x42\n\n\x08_lease_s\"M\n\x10ReadPagesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x15\n\rleading_bytes\x18\x03 \x01(\x04\"\x19\n\tPageBytes\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xa9\x03\n\x07Handoff\x12\x35\n\x05Hello\x12\x16.baton.v1.HelloRequest\x1a\x14.baton.v1.HelloReply\x12\x39\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x16.baton.v1.HandoffEvent0\x01\x12\x44\n\nOpenExport\x12\x1b.baton.v1.OpenExportRequest\x1a\x19.baton.v1.OpenExportReply\x12\x38\n\x06\x43ommit\x12\x17.baton.v1.CommitRequest\x1a\x15.baton.v1.CommitReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReply\x12>\n\tReadPages\x12\x1a.baton.v1.ReadPagesRequest\x1a\x13.baton.v1.PageBytes0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\xb2\x01\n\x0cHelloRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\ntransports\x18\x06 \x03(\t\x12(\n\x05parts\x18\x07 \x03(\x0b\x32\x19.baton.v1.FingerprintPart\"/\n\x0f\x46ingerprintPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"c\n\nHelloReply\x12&\n\x06source\x18\x01 \x01(\x0b\x32\x14.baton.v1.SourceInfoH\x00\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"\xe3\x01\n\nSourceInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x10\n\x08metadata\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x05 \x01(\x04\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x12\n\npage_bytes\x18\x07 \x01(\x04\x12\x1b\n\x13window_base_address\x18\x08 \x01(\x04\x12\x18\n\x10num_window_slots\x18\t \x01(\r\x12\x14\n\x0cwindow_bytes\x18\n \x01(\x04\"D\n\x0cWatchRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"p\n\x11OpenExportRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tpage_keys\x18\x03 \x03(\x0c\x12\x12\n\nfirst_page\x18\x04 \x01(\r\"g\n\x0fOpenExportReply\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x14.baton.v1.ChunkReadyH\x00\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"\x83\x01\n\x0cHandoffEvent\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x14.baton.v1.ChunkReadyH\x00\x12\x1e\n\x04seal\x18\x02 \x01(\x0b\x32\x0e.baton.v1.SealH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05\x65vent\"d\n\nChunkReady\x12\x12\n\nfirst_page\x18\x01 \x01(\r\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\x12\x0c\n\x04tags\x18\x04 \x03(\x0c\x12\x14\n\x0cwindow_slots\x18\x05 \x03(\x11\"\xad\x01\n\x04Seal\x12*\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x12\n\x05\x63heck\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check\"E\n\rCommitRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\",\n\x0b\x43ommitReply\x12\r\n\x05valid\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"q\n\x0cRenewRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12 \n\x03ids\x18\x03 \x03(\x0b\x32\x13.baton.v1.AttemptId\x12\x17\n\x0fquarantine_seen\x18\x04 \x01(\x04\"\x82\x01\n\nRenewReply\x12\"\n\x05\x65nded\x18\x01 \x03(\x0b\x32\x13.baton.v1.AttemptId\x12\x14\n\x07lease_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bquarantined\x18\x03 \x03(\x0c\x12\x19\n\x11quarantine_number\x18\x04 \x01(\x04\x42\n\n\x08_lease_s\"M\n\x10ReadPagesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x03(\r\x12\x15\n\rleading_bytes\x18\x03 \x01(\x04\"\x19\n\tPageBytes\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xa9\x03\n\x07Handoff\x12\x35\n\x05Hello\x12\x16.baton.v1.HelloRequest\x1a\x14.baton.v1.HelloReply\x12\x39\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x16.baton.v1.HandoffEvent0\x01\x12\x44\n\nOpenExport\x12\x1b.baton.v1.OpenExportRequest\x1a\x19.baton.v1.OpenExportReply\x12\x38\n\x06\x43ommit\x12\x17.baton.v1.CommitRequest\x1a\x15.baton.v1.CommitReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReply\x12>\n\tReadPages\x12\x1a.baton.v1.ReadPagesRequest\x1a\x13.baton.v1.PageBytes0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,31 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLOREPLY']._serialized_start=289
   _globals['_HELLOREPLY']._serialized_end=388
   _globals['_SOURCEINFO']._serialized_start=391
-  _globals['_SOURCEINFO']._serialized_end=541
-  _globals['_WATCHREQUEST']._serialized_start=543
-  _globals['_WATCHREQUEST']._serialized_end=611
-  _globals['_OPENEXPORTREQUEST']._serialized_start=613
-  _globals['_OPENEXPORTREQUEST']._serialized_end=725
-  _globals['_OPENEXPORTREPLY']._serialized_start=727
-  _globals['_OPENEXPORTREPLY']._serialized_end=830
-  _globals['_HANDOFFEVENT']._serialized_start=833
-  _globals['_HANDOFFEVENT']._serialized_end=964
-  _globals['_CHUNKREADY']._serialized_start=966
-  _globals['_CHUNKREADY']._serialized_end=1044
-  _globals['_SEAL']._serialized_start=1047
-  _globals['_SEAL']._serialized_end=1220
-  _globals['_COMMITREQUEST']._serialized_start=1222
-  _globals['_COMMITREQUEST']._serialized_end=1291
-  _globals['_COMMITREPLY']._serialized_start=1293
-  _globals['_COMMITREPLY']._serialized_end=1337
-  _globals['_RENEWREQUEST']._serialized_start=1339
-  _globals['_RENEWREQUEST']._serialized_end=1452
-  _globals['_RENEWREPLY']._serialized_start=1455
-  _globals['_RENEWREPLY']._serialized_end=1585
-  _globals['_READPAGESREQUEST']._serialized_start=1587
-  _globals['_READPAGESREQUEST']._serialized_end=1664
-  _globals['_PAGEBYTES']._serialized_start=1666
-  _globals['_PAGEBYTES']._serialized_end=1691
-  _globals['_HANDOFF']._serialized_start=1694
-  _globals['_HANDOFF']._serialized_end=2119
+  _globals['_SOURCEINFO']._serialized_end=618
+  _globals['_WATCHREQUEST']._serialized_start=620
+  _globals['_WATCHREQUEST']._serialized_end=688
+  _globals['_OPENEXPORTREQUEST']._serialized_start=690
+  _globals['_OPENEXPORTREQUEST']._serialized_end=802
+  _globals['_OPENEXPORTREPLY']._serialized_start=804
+  _globals['_OPENEXPORTREPLY']._serialized_end=907
+  _globals['_HANDOFFEVENT']._serialized_start=910
+  _globals['_HANDOFFEVENT']._serialized_end=1041
+  _globals['_CHUNKREADY']._serialized_start=1043
+  _globals['_CHUNKREADY']._serialized_end=1143
+  _globals['_SEAL']._serialized_start=1146
+  _globals['_SEAL']._serialized_end=1319
+  _globals['_COMMITREQUEST']._serialized_start=1321
+  _globals['_COMMITREQUEST']._serialized_end=1390
+  _globals['_COMMITREPLY']._serialized_start=1392
+  _globals['_COMMITREPLY']._serialized_end=1436
+  _globals['_RENEWREQUEST']._serialized_start=1438
+  _globals['_RENEWREQUEST']._serialized_end=1551
+  _globals['_RENEWREPLY']._serialized_start=1554
+  _globals['_RENEWREPLY']._serialized_end=1684
+  _globals['_READPAGESREQUEST']._serialized_start=1686
+  _globals['_READPAGESREQUEST']._serialized_end=1763
+  _globals['_PAGEBYTES']._serialized_start=1765
+  _globals['_PAGEBYTES']._serialized_end=1790
+  _globals['_HANDOFF']._serialized_start=1793
+  _globals['_HANDOFF']._serialized_end=2218
 # @@protoc_insertion_point(module_scope)

@@ -41,7 +41,7 @@ class HelloReply(_message.Message):
     def __init__(self, source: _Optional[_Union[SourceInfo, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class SourceInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "transport", "metadata", "base_address", "num_pages", "page_bytes")
+    __slots__ = ("worker_id", "incarnation", "transport", "metadata", "base_address", "num_pages", "page_bytes", "window_base_address", "num_window_slots", "window_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,9 @@ class SourceInfo(_message.Message):
     BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WINDOW_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     transport: str
@@ -56,7 +59,10 @@ class SourceInfo(_message.Message):
     base_address: int
     num_pages: int
     page_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+    window_base_address: int
+    num_window_slots: int
+    window_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., window_base_address: _Optional[int] = ..., num_window_slots: _Optional[int] = ..., window_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("id", "incarnation")
@@ -97,16 +103,18 @@ class HandoffEvent(_message.Message):
     def __init__(self, chunk: _Optional[_Union[ChunkReady, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class ChunkReady(_message.Message):
-    __slots__ = ("first_page", "pages", "digests", "tags")
+    __slots__ = ("first_page", "pages", "digests", "tags", "window_slots")
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SLOTS_FIELD_NUMBER: _ClassVar[int]
     first_page: int
     pages: _containers.RepeatedScalarFieldContainer[int]
     digests: _containers.RepeatedScalarFieldContainer[int]
     tags: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., tags: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    window_slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., tags: _Optional[_Iterable[bytes]] = ..., window_slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Seal(_message.Message):
     __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "num_pages", "check")

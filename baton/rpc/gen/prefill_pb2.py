@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x94\x01\n\x0ePrefillRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01\x12)\n\x0bpage_source\x18\x04 \x01(\x0b\x32\x14.baton.v1.PageSource\"G\n\nPageSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tnum_pages\x18\x03 \x01(\r\"\xda\x01\n\x0cPrefillEvent\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x12.baton.v1.ProgressH\x00\x12\"\n\x06sealed\x18\x03 \x01(\x0b\x32\x10.baton.v1.SealedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12(\n\x06scores\x18\x05 \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"\'\n\x08Progress\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\r\"\xc3\x01\n\x06Sealed\x12*\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12%\n\x05times\x18\x04 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\x12\n\x05\x63heck\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check\"R\n\x0fPutMediaRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.baton.v1.MediaHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xdd\x01\n\x0bMediaHeader\x12\x10\n\x08identity\x18\x01 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x11\n\tprocessor\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\x13\n\x0bgrid_height\x18\x07 \x01(\r\x12\x12\n\ngrid_width\x18\x08 \x01(\r\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12)\n\x06source\x18\n \x01(\x0b\x32\x19.baton.v1.EmbeddingSource\"9\n\x0f\x45mbeddingSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x87\x01\n\x10PutMediaResponse\x12\'\n\x07outcome\x18\x01 \x01(\x0e\x32\x16.baton.v1.MediaOutcome\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x13\n\x0bgrid_height\x18\x04 \x01(\r\x12\x12\n\ngrid_width\x18\x05 \x01(\r*\xff\x01\n\x0cMediaOutcome\x12\x1d\n\x19MEDIA_OUTCOME_UNSPECIFIED\x10\x00\x12\x16\n\x12MEDIA_OUTCOME_HELD\x10\x01\x12\x1b\n\x17MEDIA_OUTCOME_TOO_LARGE\x10\x02\x12\x1c\n\x18MEDIA_OUTCOME_UNREADABLE\x10\x03\x12\x1f\n\x1bMEDIA_OUTCOME_COUNT_DIFFERS\x10\x04\x12!\n\x1dMEDIA_OUTCOME_OTHER_PROCESSOR\x10\x05\x12\x1d\n\x19MEDIA_OUTCOME_SOURCE_LOST\x10\x06\x12\x1a\n\x16MEDIA_OUTCOME_NO_TOWER\x10\x07\x32\xc4\x01\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReply\x12\x43\n\x08PutMedia\x12\x19.baton.v1.PutMediaRequest\x1a\x1a.baton.v1.PutMediaResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\xa8\x01\n\x0ePrefillRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01\x12)\n\x0bpage_source\x18\x04 \x01(\x0b\x32\x14.baton.v1.PageSource\x12\x12\n\nnum_coming\x18\x05 \x01(\r\"G\n\nPageSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tnum_pages\x18\x03 \x01(\r\"\xda\x01\n\x0cPrefillEvent\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x12.baton.v1.ProgressH\x00\x12\"\n\x06sealed\x18\x03 \x01(\x0b\x32\x10.baton.v1.SealedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12(\n\x06scores\x18\x05 \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"\'\n\x08Progress\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\r\"\xc3\x01\n\x06Sealed\x12*\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12%\n\x05times\x18\x04 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\x12\n\x05\x63heck\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check\"R\n\x0fPutMediaRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.baton.v1.MediaHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xdd\x01\n\x0bMediaHeader\x12\x10\n\x08identity\x18\x01 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x11\n\tprocessor\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\x13\n\x0bgrid_height\x18\x07 \x01(\r\x12\x12\n\ngrid_width\x18\x08 \x01(\r\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12)\n\x06source\x18\n \x01(\x0b\x32\x19.baton.v1.EmbeddingSource\"9\n\x0f\x45mbeddingSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x87\x01\n\x10PutMediaResponse\x12\'\n\x07outcome\x18\x01 \x01(\x0e\x32\x16.baton.v1.MediaOutcome\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x13\n\x0bgrid_height\x18\x04 \x01(\r\x12\x12\n\ngrid_width\x18\x05 \x01(\r*\xff\x01\n\x0cMediaOutcome\x12\x1d\n\x19MEDIA_OUTCOME_UNSPECIFIED\x10\x00\x12\x16\n\x12MEDIA_OUTCOME_HELD\x10\x01\x12\x1b\n\x17MEDIA_OUTCOME_TOO_LARGE\x10\x02\x12\x1c\n\x18MEDIA_OUTCOME_UNREADABLE\x10\x03\x12\x1f\n\x1bMEDIA_OUTCOME_COUNT_DIFFERS\x10\x04\x12!\n\x1dMEDIA_OUTCOME_OTHER_PROCESSOR\x10\x05\x12\x1d\n\x19MEDIA_OUTCOME_SOURCE_LOST\x10\x06\x12\x1a\n\x16MEDIA_OUTCOME_NO_TOWER\x10\x07\x32\xc4\x01\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReply\x12\x43\n\x08PutMedia\x12\x19.baton.v1.PutMediaRequest\x1a\x1a.baton.v1.PutMediaResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEDIAOUTCOME']._serialized_start=1261
-  _globals['_MEDIAOUTCOME']._serialized_end=1516
+  _globals['_MEDIAOUTCOME']._serialized_start=1281
+  _globals['_MEDIAOUTCOME']._serialized_end=1536
   _globals['_PREFILLREQUEST']._serialized_start=60
-  _globals['_PREFILLREQUEST']._serialized_end=208
-  _globals['_PAGESOURCE']._serialized_start=210
-  _globals['_PAGESOURCE']._serialized_end=281
-  _globals['_PREFILLEVENT']._serialized_start=284
-  _globals['_PREFILLEVENT']._serialized_end=502
-  _globals['_ACCEPTED']._serialized_start=504
-  _globals['_ACCEPTED']._serialized_end=514
-  _globals['_PROGRESS']._serialized_start=516
-  _globals['_PROGRESS']._serialized_end=555
-  _globals['_SEALED']._serialized_start=558
-  _globals['_SEALED']._serialized_end=753
-  _globals['_PUTMEDIAREQUEST']._serialized_start=755
-  _globals['_PUTMEDIAREQUEST']._serialized_end=837
-  _globals['_MEDIAHEADER']._serialized_start=840
-  _globals['_MEDIAHEADER']._serialized_end=1061
-  _globals['_EMBEDDINGSOURCE']._serialized_start=1063
-  _globals['_EMBEDDINGSOURCE']._serialized_end=1120
-  _globals['_PUTMEDIARESPONSE']._serialized_start=1123
-  _globals['_PUTMEDIARESPONSE']._serialized_end=1258
-  _globals['_PREFILL']._serialized_start=1519
-  _globals['_PREFILL']._serialized_end=1715
+  _globals['_PREFILLREQUEST']._serialized_end=228
+  _globals['_PAGESOURCE']._serialized_start=230
+  _globals['_PAGESOURCE']._serialized_end=301
+  _globals['_PREFILLEVENT']._serialized_start=304
+  _globals['_PREFILLEVENT']._serialized_end=522
+  _globals['_ACCEPTED']._serialized_start=524
+  _globals['_ACCEPTED']._serialized_end=534
+  _globals['_PROGRESS']._serialized_start=536
+  _globals['_PROGRESS']._serialized_end=575
+  _globals['_SEALED']._serialized_start=578
+  _globals['_SEALED']._serialized_end=773
+  _globals['_PUTMEDIAREQUEST']._serialized_start=775
+  _globals['_PUTMEDIAREQUEST']._serialized_end=857
+  _globals['_MEDIAHEADER']._serialized_start=860
+  _globals['_MEDIAHEADER']._serialized_end=1081
+  _globals['_EMBEDDINGSOURCE']._serialized_start=1083
+  _globals['_EMBEDDINGSOURCE']._serialized_end=1140
+  _globals['_PUTMEDIARESPONSE']._serialized_start=1143
+  _globals['_PUTMEDIARESPONSE']._serialized_end=1278
+  _globals['_PREFILL']._serialized_start=1539
+  _globals['_PREFILL']._serialized_end=1735
 # @@protoc_insertion_point(module_scope)

@@ -26,16 +26,18 @@ MEDIA_OUTCOME_SOURCE_LOST: MediaOutcome
 MEDIA_OUTCOME_NO_TOWER: MediaOutcome
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request", "decode_prefix_len", "deadline_s", "page_source")
+    __slots__ = ("request", "decode_prefix_len", "deadline_s", "page_source", "num_coming")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DECODE_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     PAGE_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMING_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.EngineRequest
     decode_prefix_len: int
     deadline_s: float
     page_source: PageSource
-    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., decode_prefix_len: _Optional[int] = ..., deadline_s: _Optional[float] = ..., page_source: _Optional[_Union[PageSource, _Mapping]] = ...) -> None: ...
+    num_coming: int
+    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., decode_prefix_len: _Optional[int] = ..., deadline_s: _Optional[float] = ..., page_source: _Optional[_Union[PageSource, _Mapping]] = ..., num_coming: _Optional[int] = ...) -> None: ...
 
 class PageSource(_message.Message):
     __slots__ = ("worker_id", "incarnation", "num_pages")

@@ -1,4 +1,6 @@
 from baton.rpc.gen import common_pb2 as _common_pb2
+from baton.rpc.gen import decode_pb2 as _decode_pb2
+from baton.rpc.gen import prefill_pb2 as _prefill_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -81,28 +83,38 @@ class Frame(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[StreamMessage, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ...) -> None: ...
 
 class StreamMessage(_message.Message):
-    __slots__ = ("stream", "open", "prompt", "abort", "reconcile", "joined", "scores", "step", "ended", "goodbye")
+    __slots__ = ("stream", "open", "prompt", "abort", "reconcile", "reserve", "prefill", "abort_attempt", "joined", "scores", "step", "ended", "reserve_reply", "prefill_event", "goodbye")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RECONCILE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    ABORT_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_REPLY_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_EVENT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     stream: int
     open: Open
     prompt: PromptPart
     abort: Abort
     reconcile: Reconcile
+    reserve: OpenReserve
+    prefill: OpenPrefill
+    abort_attempt: _common_pb2.AbortRequest
     joined: Joined
     scores: _common_pb2.PromptScores
     step: StepTokens
     ended: Ended
+    reserve_reply: _decode_pb2.ReserveReply
+    prefill_event: _prefill_pb2.PrefillEvent
     goodbye: Goodbye
-    def __init__(self, stream: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., prompt: _Optional[_Union[PromptPart, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reconcile: _Optional[_Union[Reconcile, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., scores: _Optional[_Union[_common_pb2.PromptScores, _Mapping]] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    def __init__(self, stream: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., prompt: _Optional[_Union[PromptPart, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reconcile: _Optional[_Union[Reconcile, _Mapping]] = ..., reserve: _Optional[_Union[OpenReserve, _Mapping]] = ..., prefill: _Optional[_Union[OpenPrefill, _Mapping]] = ..., abort_attempt: _Optional[_Union[_common_pb2.AbortRequest, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., scores: _Optional[_Union[_common_pb2.PromptScores, _Mapping]] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., reserve_reply: _Optional[_Union[_decode_pb2.ReserveReply, _Mapping]] = ..., prefill_event: _Optional[_Union[_prefill_pb2.PrefillEvent, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("request", "reservation_id", "prefill_id", "prefill_incarnation", "deadline_s", "traceparent", "http_request_id")
@@ -121,6 +133,26 @@ class Open(_message.Message):
     traceparent: str
     http_request_id: str
     def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., reservation_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., prefill_incarnation: _Optional[int] = ..., deadline_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., http_request_id: _Optional[str] = ...) -> None: ...
+
+class OpenReserve(_message.Message):
+    __slots__ = ("request", "traceparent", "http_request_id")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HTTP_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request: _decode_pb2.ReserveRequest
+    traceparent: str
+    http_request_id: str
+    def __init__(self, request: _Optional[_Union[_decode_pb2.ReserveRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., http_request_id: _Optional[str] = ...) -> None: ...
+
+class OpenPrefill(_message.Message):
+    __slots__ = ("request", "traceparent", "http_request_id")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HTTP_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request: _prefill_pb2.PrefillRequest
+    traceparent: str
+    http_request_id: str
+    def __init__(self, request: _Optional[_Union[_prefill_pb2.PrefillRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., http_request_id: _Optional[str] = ...) -> None: ...
 
 class PromptPart(_message.Message):
     __slots__ = ("tokens", "last")

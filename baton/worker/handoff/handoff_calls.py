@@ -204,5 +204,7 @@ def decode_chunk(id: AttemptId, chunk: handoff_pb2.ChunkReady, num_parts: int) -
         raise LinkBroken(f"{id}: {len(chunk.digests)} digests came with {len(pages)} pages of {num_parts} parts")
     if len(chunk.tags) not in (0, wanted) or any(len(tag) != TAG_BYTES for tag in chunk.tags):
         raise LinkBroken(f"{id}: {len(pages)} pages of {num_parts} parts need {wanted} tags of {TAG_BYTES} bytes")
+    if len(chunk.window_slots) not in (0, len(pages)):
+        raise LinkBroken(f"{id}: {len(chunk.window_slots)} window slots came with {len(pages)} pages")
     digests, tags = join_parts(chunk.digests, num_parts) or None, join_tags(chunk.tags, num_parts) or None
-    return PublishedChunk(id, chunk.first_page, pages, digests, tags)
+    return PublishedChunk(id, chunk.first_page, pages, digests, tags, tuple(chunk.window_slots))

@@ -34,6 +34,7 @@ from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.tokens.token_check import set_check
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry.logs import get_logger
+from baton.transfer.base import MemoryRegion
 from baton.transfer.factory import choose_transport
 from baton.worker.handoff.handoff_log import HandoffEvent, HandoffLog
 from baton.worker.request_validator import MAX_NAME_CHARS, validate_id
@@ -65,6 +66,7 @@ class LinkConfig:
 
     `granted_lease_s`: a renewed lease holds that long even if the attempt ends; None: it ends with the attempt.
     `num_page_parts`: parts of a page, each with a digest and a tag. `gives_cached`: cached pages may be read, too.
+    `window_region`: of window parts that are no part of these pages.
     """
 
     worker_id: WorkerId
@@ -79,6 +81,7 @@ class LinkConfig:
     granted_lease_s: float | None = None
     num_page_parts: int = 1
     gives_cached: bool = False
+    window_region: MemoryRegion | None = None
 
 
 class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
@@ -96,7 +99,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         self, request: handoff_pb2.HelloRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> handoff_pb2.HelloReply:
         """See handoff.proto."""
-        terms = self._terms
+        terms, windows = self._terms, self._terms.window_region
         try:
             self._check_peer(request)
             transport = choose_transport(tuple(terms.transports), request.transports)
@@ -112,6 +115,9 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
                 base_address=terms.base_address,
                 num_pages=terms.num_pages,
                 page_bytes=terms.page_bytes,
+                window_base_address=0 if windows is None else windows.address,
+                num_window_slots=0 if windows is None else windows.num_pages,
+                window_bytes=0 if windows is None else windows.page_bytes,
             )
         )
 
@@ -211,6 +217,7 @@ def _encode_chunk(chunk: PublishedChunk, num_parts: int) -> handoff_pb2.ChunkRea
         pages=chunk.pages,
         digests=None if chunk.digests is None else split_parts(chunk.digests, num_parts),
         tags=None if chunk.tags is None else split_tags(chunk.tags),
+        window_slots=chunk.window_slots,
     )
 
 

@@ -57,6 +57,8 @@ class LinkIdentity:
 
     `source_roles`: of the workers to link to. Decode reads the prompts that prefill computes; prefill reads cached
     pages of all. `optional`: a source is skipped that gives no pages, or over no transport but TCP by NIXL.
+    `num_leading_parts`: parts of a page before its window part; None: there is none. `has_window_slots`: those of the
+    pages here have slots of their own.
     """
 
     worker_id: WorkerId
@@ -67,6 +69,12 @@ class LinkIdentity:
     grace_s: float
     source_roles: frozenset[WorkerRole] = frozenset({WorkerRole.PREFILL})
     optional: bool = False
+    num_leading_parts: int | None = None
+    has_window_slots: bool = False
+
+    def probe_parts(self, source: SourceInfo) -> int | None:
+        """Leading parts of pages that a probe reads; None: all. Where there are slots, a page may be without one."""
+        return self.num_leading_parts if self.has_window_slots or source.window_bytes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +325,7 @@ class PeerLinks:
         return SourceInfo(
             worker.id, worker.incarnation, worker.address, source.transport,
             source.metadata, source.base_address, source.num_pages, source.page_bytes,
+            source.window_base_address, source.num_window_slots, source.window_bytes,
         )  # fmt: skip
 
     async def _probe(self, source: SourceInfo) -> tuple[int, float]:
@@ -324,7 +333,7 @@ class PeerLinks:
         num_pages = max(1, min(source.num_pages, PROBE_BYTES // self._identity.page_bytes))
         pages = await self._allocate_probe_pages(num_pages)
         return await asyncio.to_thread(
-            probe_bandwidth, self._puller, source, pages, len(pages),
+            probe_bandwidth, self._puller, source, pages, len(pages), num_parts=self._identity.probe_parts(source),
             on_pages_free=lambda: self._free_probe_pages(pages),
         )  # fmt: skip
 

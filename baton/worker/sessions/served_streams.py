@@ -14,10 +14,10 @@ from functools import partial
 
 import structlog.contextvars
 
-from baton.domain.errors import BatonError, InvalidRequest, LinkBroken, Overloaded, WorkerLost
+from baton.domain.errors import BatonError, Broken, InvalidRequest, LinkBroken, Overloaded
 from baton.domain.trace_context import TraceContext, read_trace_context
 from baton.rpc.codec import decode_id, encode_failure
-from baton.rpc.gen import decode_pb2
+from baton.rpc.gen import common_pb2, decode_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.request_metadata import log_fields, request_metadata
 from baton.session.prompts import ReceivedPrompt
@@ -25,11 +25,12 @@ from baton.session.pump import SessionPump
 from baton.session.streams import StreamTable
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import SESSION_EVENTS_TOTAL
+from baton.worker.sessions.served_calls import NO_CALLS, ServedCalls
 
 MAX_STREAMS = 4096
 """Open streams of a session, beyond the rows of any worker."""
-MAX_PROMPT_BYTES = 64 << 20
-"""Prompts of a session that have not come whole."""
+MAX_PROMPT_BYTES = 256 << 20
+"""Prompts of a session's open streams."""
 
 log = get_logger(__name__)
 
@@ -45,18 +46,27 @@ Tokens may be written instead of given, while the stream is served and all answe
 
 @dataclass(slots=True)
 class _ServedStream:
-    request: decode_pb2.GenerateRequest
+    """`serve` begins it, once its prompt has come whole and `request` has its tokens; a reservation has no prompt."""
+
+    id: common_pb2.AttemptId
     trace: TraceContext
+    serve: Callable[[], AsyncGenerator[Answer, None]]
+    request: common_pb2.EngineRequest | None
     prompt: ReceivedPrompt
+    num_bytes: int = 0  # of the prompt, as far as it has come
     task: asyncio.Task[None] | None = field(default=None)
 
 
 class ServedStreams:
     """`SessionOwner` of a worker. Owned by one event loop."""
 
-    def __init__(self, pump: SessionPump, serve: ServeAttempt, max_prompt_tokens: int) -> None:
+    def __init__(
+        self, pump: SessionPump, serve: ServeAttempt | None, max_prompt_tokens: int, calls: ServedCalls = NO_CALLS
+    ) -> None:
+        """`serve` None: a worker without attempts of decode. `calls`: what it serves besides."""
         self._pump = pump
         self._serve = serve
+        self._calls = calls
         self._max_prompt_tokens = max_prompt_tokens
         self._streams: StreamTable[_ServedStream] = StreamTable()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +94,12 @@ class ServedStreams:
         match message.WhichOneof("kind"):
             case "open":
                 self._open(message.stream, message.open)
+            case "reserve":
+                self._open_reserve(message.stream, message.reserve)
+            case "prefill":
+                self._open_prefill(message.stream, message.prefill)
+            case "abort_attempt":
+                self._calls.abort(message.abort_attempt)
             case "prompt":
                 self._add_prompt(message.stream, message.prompt)
             case "abort":
@@ -99,51 +115,78 @@ class ServedStreams:
             prefill_incarnation=message.prefill_incarnation,
             deadline_s=message.deadline_s,
         )
+        if self._serve is None:
+            raise InvalidRequest("this worker decodes nothing")
         trace = read_trace_context(message.http_request_id, message.traceparent)
-        stream = _ServedStream(request, trace, ReceivedPrompt(self._max_prompt_tokens))
+        serve = partial(self._serve, request, trace, partial(self._pump.post_tokens, number))
+        self._accept(number, trace, serve, request.request.id, request.request)
+
+    def _open_prefill(self, number: int, message: pb.OpenPrefill) -> None:
+        request, trace = message.request, read_trace_context(message.http_request_id, message.traceparent)
+        serve = partial(self._calls.prompt_answers, request, trace)
+        self._accept(number, trace, serve, request.request.id, request.request)
+
+    def _open_reserve(self, number: int, message: pb.OpenReserve) -> None:
+        request, trace = message.request, read_trace_context(message.http_request_id, message.traceparent)
+        serve = partial(self._calls.reserve_answers, request, trace)
+        if (stream := self._accept(number, trace, serve, request.id)) is not None:
+            self._start(number, stream)
+
+    def _accept(
+        self,
+        number: int,
+        trace: TraceContext,
+        serve: Callable[[], AsyncGenerator[Answer, None]],
+        id: common_pb2.AttemptId,
+        request: common_pb2.EngineRequest | None = None,
+    ) -> _ServedStream | None:
+        """Opens a stream; None for a number that was used. Raises `Overloaded` if there are too many."""
+        stream = _ServedStream(id, trace, serve, request, ReceivedPrompt(self._max_prompt_tokens))
         try:
             self._streams.accept(number, stream, self._clock())
         except LinkBroken as error:
             log.error("session_stream_refused", stream=number, why=str(error))
-            return
+            return None
         if len(self._streams) > MAX_STREAMS:
             raise Overloaded("too many attempts are open in this session", retry_after_s=1.0)
+        return stream
 
     def _add_prompt(self, number: int, part: pb.PromptPart) -> None:
         stream = self._streams.get(number)
         if stream is None:
             SESSION_EVENTS_TOTAL.labels("late_message").inc()
             return
-        if stream.task is not None:
-            raise InvalidRequest("a part of a prompt after its last one")
-        before = stream.prompt.num_bytes
+        if stream.task is not None or stream.request is None:
+            raise InvalidRequest("a part of a prompt after its last one, or of a stream without a prompt")
         stream.prompt.add(part)
-        self._num_prompt_bytes += stream.prompt.num_bytes - before
+        stream.num_bytes += len(part.tokens)
+        self._num_prompt_bytes += len(part.tokens)
         if self._num_prompt_bytes > MAX_PROMPT_BYTES:
             raise Overloaded("too many bytes of prompts are open in this session", retry_after_s=1.0)
         if stream.prompt.is_complete:
-            self._num_prompt_bytes -= stream.prompt.num_bytes
-            stream.request.request.tokens.extend(stream.prompt.tokens())
-            stream.task = asyncio.create_task(self._run(number, stream), name=f"stream-{number}")
-            self._tasks.add(stream.task)
-            stream.task.add_done_callback(self._tasks.discard)
+            stream.request.tokens.extend(stream.prompt.take_tokens())
+            self._start(number, stream)
+
+    def _start(self, number: int, stream: _ServedStream) -> None:
+        stream.task = asyncio.create_task(self._run(number, stream), name=f"stream-{number}")
+        self._tasks.add(stream.task)
+        stream.task.add_done_callback(self._tasks.discard)
 
     async def _run(self, number: int, stream: _ServedStream) -> None:
         structlog.contextvars.clear_contextvars()
         try:
-            id = decode_id(stream.request.request.id)
+            id = decode_id(stream.id)
             structlog.contextvars.bind_contextvars(**log_fields(request_metadata(id, stream.trace)))
-            write = partial(self._pump.post_tokens, number)
-            async with aclosing(self._serve(stream.request, stream.trace, write)) as answers:
+            async with aclosing(stream.serve()) as answers:
                 async for answer in answers:
                     self._post(number, answer)
         except BatonError as error:
             self._end(number, error)
         except Exception as error:  # a bug: the router hears of it, as gRPC would tell
             log.exception("session_stream_failed")
-            self._end(number, WorkerLost(f"decode failed: {type(error).__name__}"))
+            self._end(number, Broken(f"an unexpected error: {type(error).__name__}"))
         finally:
-            self._streams.close(number)
+            self._drop(number)
 
     def _post(self, number: int, answer: Answer) -> None:
         answer.stream = number
@@ -153,13 +196,18 @@ class ServedStreams:
             self._pump.post(answer)
 
     def _close(self, number: int) -> None:
-        stream = self._streams.close(number)
+        stream = self._drop(number)
         if stream is None:
             SESSION_EVENTS_TOTAL.labels("late_message").inc()
         elif stream.task is not None:
             stream.task.cancel()
-        else:
-            self._num_prompt_bytes -= stream.prompt.num_bytes
+
+    def _drop(self, number: int) -> _ServedStream | None:
+        """Forgets a stream and its prompt."""
+        stream = self._streams.close(number)
+        if stream is not None:
+            self._num_prompt_bytes -= stream.num_bytes
+        return stream
 
     def _end(self, number: int, error: BatonError) -> None:
         """Ends a stream with an error."""
@@ -173,5 +221,5 @@ class ServedStreams:
             log.error("session_stream_unlisted", stream=number)
             self._close(number)
         for number in found.unknown:  # its end may be on its way; then the router drops this one
-            ended = pb.Ended(failure=encode_failure(WorkerLost("the worker does not have this attempt any more")))
+            ended = pb.Ended(failure=encode_failure(Broken("the attempt is not here any more")))
             self._pump.post(pb.StreamMessage(stream=number, ended=ended))

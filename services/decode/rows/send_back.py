@@ -56,7 +56,7 @@ class SentBackPages:
         self._kept = {id: one for id, one in self._kept.items() if now < one.until}
         table = row.table
         table.cache_full_pages(row.tokens, row.num_filled)  # those of a row that came back are not cached yet
-        num_whole = table.cache.num_whole(table.pages[: len(table.cached_keys)])
+        num_whole = table.cache.num_givable(table.pages[: len(table.cached_keys)])
         keys = tuple(table.cached_keys[:num_whole])
         num_shared = len(keys) - table.cache.pool.num_held_once(table.pages[: len(keys)])
         if num_shared < len(keys):

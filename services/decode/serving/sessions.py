@@ -19,22 +19,25 @@ from baton.services.decode.serving.event_codec import encode_session_events
 from baton.session.listener import SessionListener
 from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
+from baton.worker.sessions.served_calls import NO_CALLS, ServedCalls
 from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
 from baton.worker.streams import Take
 
 
 def listen_for_sessions(
-    attempts: AttemptServer, trust: ClusterTrust, incarnation: Incarnation, max_prompt_tokens: int
+    attempts: AttemptServer, trust: ClusterTrust, incarnation: Incarnation, max_prompt_tokens: int, calls: ServedCalls
 ) -> SessionListener:
-    """The listener of a decode worker. Needs a running event loop, which owns it."""
+    """The listener of a decode worker. Needs a running event loop, which owns it. `calls`: reservations, aborts."""
 
     def make_owner(pump: SessionPump) -> ServedStreams:
-        return serve_streams(attempts, pump, max_prompt_tokens)
+        return serve_streams(attempts, pump, max_prompt_tokens, calls)
 
     return SessionListener(trust, incarnation, SessionLimits(), make_owner)
 
 
-def serve_streams(attempts: AttemptServer, pump: SessionPump, max_prompt_tokens: int) -> ServedStreams:
+def serve_streams(
+    attempts: AttemptServer, pump: SessionPump, max_prompt_tokens: int, calls: ServedCalls = NO_CALLS
+) -> ServedStreams:
     """Serves the attempts of one session."""
 
     async def serve(
@@ -45,7 +48,7 @@ def serve_streams(attempts: AttemptServer, pump: SessionPump, max_prompt_tokens:
                 for answer in encode_session_events(event):
                     yield answer
 
-    return ServedStreams(pump, serve, max_prompt_tokens)
+    return ServedStreams(pump, serve, max_prompt_tokens, calls)
 
 
 def token_taker(write: WriteTokens) -> Take[DecodeStreamEvent]:

@@ -6,7 +6,8 @@ newest requests of the tenant with the longest queue leave it. The caller wakes 
 
     admit --> waiting --(a running one leaves)--> running --> release
       |          |----------------------------------------------^
-      |          `-> shed (memory)
+      |          |-> shed (memory)                              |
+      |          `-> suspended, from running, too: its workers are gone. `resume` lets it wait again
       `-> Overloaded(retry_after_s)
 """
 
@@ -72,6 +73,10 @@ class AdmissionQueue:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def num_suspended(self) -> int:
+        return self._fair_queue.num_suspended
+
     def tenant(self, name: str) -> TenantQueue:
         """The waiting requests and the service of one tenant. Read only."""
         return self._fair_queue.tenant(name)
@@ -134,8 +139,35 @@ class AdmissionQueue:
         return removed
 
     def is_running(self, slot: Slot) -> bool:
-        """True unless the slot waits or was released."""
+        """True unless the slot waits, is suspended or was released."""
         return slot in self._running
+
+    def is_waiting(self, slot: Slot) -> bool:
+        """True if the slot waits for its place."""
+        return slot in self._fair_queue
+
+    def suspend(self, slot: Slot, now: float) -> list[Slot]:
+        """Takes out a slot that runs or waits, and that nothing can serve, until `resume`. Returns those that start.
+
+        It keeps its order and its charges. No newcomer makes it leave after that: its client may have tokens.
+        """
+        if slot in self._running and slot.started_at is not None:
+            self._running.remove(slot)
+            self._wait_estimator.on_suspend(slot.started_at)
+        elif slot not in self._fair_queue:
+            return []
+        self._fair_queue.suspend(slot)
+        slot.forced = True
+        if slot.suspended_at is None:  # it may wait since it was resumed: all that is one gap
+            slot.suspended_at = now
+        return self._start_next(now)
+
+    def resume(self, slot: Slot) -> None:
+        """Lets a suspended slot wait for a place again, before later ones of its tenant. `resize` starts what may run.
+
+        Not this: the number of places follows once all are known that wait, and so do shares and priorities.
+        """
+        self._fair_queue.resume(slot)
 
     def on_tokens(self, slot: Slot, num_tokens: int, num_cached_tokens: int, now: float) -> None:
         """Charges output tokens. The first call gives back the prompt tokens that were cached."""
@@ -152,7 +184,7 @@ class AdmissionQueue:
         self._fair_queue.charge(slot, charge)
 
     def release(self, slot: Slot, now: float) -> list[Slot]:
-        """Frees a slot, waiting or running, and returns the slots that start because of it. Idempotent."""
+        """Frees a slot, in any state, and returns the slots that start because of it. Idempotent."""
         if slot in self._running and slot.started_at is not None:
             self._running.remove(slot)
             self._fair_queue.leave(slot)
@@ -172,10 +204,13 @@ class AdmissionQueue:
     def _start_next(self, now: float) -> list[Slot]:
         started: list[Slot] = []
         while len(self._running) < self._num_places and (slot := self._fair_queue.pop()) is not None:
-            slot.started_at = now
             self._running.add(slot)
-            expected_output = (slot.expected_charge - slot.spec.num_tokens) / OUTPUT_CHARGE
-            self._wait_estimator.on_start(now, expected_output)
+            if slot.started_at is None:
+                slot.started_at, slot.suspended_at = now, None
+                expected_output = (slot.expected_charge - slot.spec.num_tokens) / OUTPUT_CHARGE
+                self._wait_estimator.on_start(now, expected_output)
+            else:
+                self._wait_estimator.on_resume(slot.start_again(now))
             started.append(slot)
         return started
 

@@ -5,7 +5,9 @@ charged tokens over weight. A tenant that comes back from idle starts at the lea
 capacity is not owed. Within a tenant `Slot.order` decides.
 
     push --> waiting --(pop: a place is free)--> running --> leave
-                `--> discard
+              |  ^  `--> discard                    |
+              |  `--(resume)-- suspended <----------'
+              `-------------------^
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class FairQueue:
         self.num_bytes = 0  # of all waiting slots
         self.num_tokens = 0
         self._entries: dict[Slot, tuple[float, int, Slot]] = {}  # of the waiting slots
+        self._suspended: set[Slot] = set()
         self._num_pushed = 0
         self._floor = 0.0  # service of the tenant that started last, before its charge
         self._mean_output_tokens: float | None = None
@@ -113,19 +116,31 @@ class FairQueue:
         """Every tenant that has asked for a slot."""
         return self._by_name.items()
 
+    @property
+    def num_suspended(self) -> int:
+        """Counts the slots that neither run nor wait."""
+        return len(self._suspended)
+
     def push(self, slot: Slot, now: float) -> None:
         """Adds a waiting slot, and lifts a tenant that had none."""
-        tenant = self.tenant(slot.spec.tenant)
-        if not tenant.waiting:
-            tenant.service = max(tenant.service, self._least_service())
-        self._num_pushed += 1
-        entry = self._entries[slot] = (slot.order, self._num_pushed, slot)
-        bisect.insort(tenant.waiting, entry)
         slot.expected_charge = self.expected_charge(slot.spec)
-        tenant.add_arrival(slot.expected_charge, now)
+        self.tenant(slot.spec.tenant).add_arrival(slot.expected_charge, now)
         self._mean_prompt_tokens = _smoothed(self._mean_prompt_tokens, slot.spec.num_tokens)
-        self._waiting[slot.spec.tenant] = tenant
-        self._add(tenant, slot, 1)
+        self._insert(slot)
+
+    def suspend(self, slot: Slot) -> None:
+        """Takes out a slot that runs or waits, until `resume` or `discard`."""
+        self.tenant(slot.spec.tenant).running.discard(slot)
+        self.discard(slot)
+        self._suspended.add(slot)
+
+    def resume(self, slot: Slot) -> bool:
+        """Lets a suspended slot wait, in its order, and lifts a tenant that had none; False if it is not suspended."""
+        if slot not in self._suspended:
+            return False
+        self._suspended.remove(slot)
+        self._insert(slot)
+        return True
 
     def pop(self) -> Slot | None:
         """Starts the first request of the tenant with the least service; None if all that wait are capped."""
@@ -137,11 +152,13 @@ class FairQueue:
         self.discard(slot)
         self._floor = tenant.service
         tenant.running.add(slot)
-        self.charge(slot, slot.spec.num_tokens)
+        if slot.started_at is None:
+            self.charge(slot, slot.spec.num_tokens)
         return slot
 
     def discard(self, slot: Slot) -> bool:
-        """Removes a waiting slot; False if it does not wait."""
+        """Removes a waiting or suspended slot; False if it does not wait."""
+        self._suspended.discard(slot)
         entry = self._entries.pop(slot, None)
         if entry is None:
             return False
@@ -186,7 +203,7 @@ class FairQueue:
         ]
         own = self.tenant(spec.tenant)
         behind = own.waiting[bisect.bisect_right(own.waiting, order, key=_order) :]
-        backlog = self._backlog(own, own.work - sum(slot.expected_charge for _, _, slot in behind))
+        backlog = self._backlog(own, own.work - sum(slot.remaining_charge for _, _, slot in behind))
         return (backlog if own.waiting else backlog.lifted(self._least_service())), others
 
     def total_weight(self) -> float:
@@ -209,11 +226,21 @@ class FairQueue:
 
     def _backlog(self, tenant: TenantQueue, work: float, arrival_rate: float = 0.0) -> Backlog:
         """Counts what its running requests have still to get as served: it comes before the work that waits."""
-        unserved = sum(max(0.0, slot.expected_charge - slot.charged) for slot in tenant.running)
+        unserved = sum(slot.remaining_charge for slot in tenant.running)
         service = tenant.service + unserved / tenant.limits.weight
         if not tenant.waiting and arrival_rate:
             service = max(service, self._least_service())  # its next request lifts it
         return Backlog(work, tenant.limits.weight, service, arrival_rate)
+
+    def _insert(self, slot: Slot) -> None:
+        tenant = self.tenant(slot.spec.tenant)
+        if not tenant.waiting:
+            tenant.service = max(tenant.service, self._least_service())
+        self._num_pushed += 1
+        entry = self._entries[slot] = (slot.order, self._num_pushed, slot)
+        bisect.insort(tenant.waiting, entry)
+        self._waiting[slot.spec.tenant] = tenant
+        self._add(tenant, slot, 1)
 
     def _least_service(self) -> float:
         startable = (tenant.service for tenant in self._waiting.values() if not tenant.is_capped)
@@ -224,7 +251,7 @@ class FairQueue:
         spec = slot.spec
         tenant.num_bytes += sign * spec.num_bytes
         tenant.num_tokens += sign * spec.num_tokens
-        tenant.work = tenant.work + sign * slot.expected_charge if tenant.waiting else 0.0
+        tenant.work = tenant.work + sign * slot.remaining_charge if tenant.waiting else 0.0
         self.num_bytes += sign * spec.num_bytes
         self.num_tokens += sign * spec.num_tokens
 

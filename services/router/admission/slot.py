@@ -39,8 +39,9 @@ class Slot:
     """The place of one admitted request.
 
     `order`: arrival, moved forward or back by the priority; smaller starts first within a tenant. `started_at` is None
-    while it waits. `forced`: it was admitted whatever the bounds, and stays. `charged`: tokens so far, of the
-    `expected_charge`. `refusal`: set when it had to leave the queue.
+    until it starts. `forced`: it was admitted whatever the bounds, and stays. `charged`: tokens so far, of the
+    `expected_charge`. `refusal`: set when it had to leave the queue. `suspended_at`: when it was suspended; None once
+    it runs again. The times do not count what passed between.
     """
 
     spec: SlotSpec
@@ -54,6 +55,21 @@ class Slot:
     expected_charge: float = 0.0
     charged: float = 0.0
     refusal: Overloaded | None = None
+    suspended_at: float | None = None
+
+    @property
+    def remaining_charge(self) -> float:
+        """What it is expected to be charged still."""
+        return max(0.0, self.expected_charge - self.charged)
+
+    def start_again(self, now: float) -> float:
+        """Moves the times of a slot that had started on by the time that it was suspended, and returns its start."""
+        gap_s = 0.0 if self.suspended_at is None else now - self.suspended_at
+        self.suspended_at = None
+        self.first_token_at += gap_s
+        self.last_tokens_at += gap_s
+        self.started_at = (self.started_at or 0.0) + gap_s
+        return self.started_at
 
     @property
     def num_served_tokens(self) -> int:

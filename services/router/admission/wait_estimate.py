@@ -95,6 +95,16 @@ class WaitEstimator:
         self._num_started += 1
         self._expected_output_sum += expected_output_tokens
 
+    def on_suspend(self, started_at: float) -> None:
+        """A request gave its slot back, to go on later: that is no departure."""
+        self._num_running -= 1
+        self._started_sum = self._started_sum - started_at if self._num_running else 0.0
+
+    def on_resume(self, started_at: float) -> None:
+        """It has a slot again. `started_at`: as if it had never been without."""
+        self._num_running += 1
+        self._started_sum += started_at
+
     @property
     def is_cold(self) -> bool:
         """True until enough requests have left."""
@@ -108,8 +118,7 @@ class WaitEstimator:
         """A request that took its slot at `started_at` left it. `charge`: the expected one, so a bias cancels out."""
         self._service_times.append(now - started_at)
         self._charges.append(charge)
-        self._num_running -= 1
-        self._started_sum = self._started_sum - started_at if self._num_running else 0.0
+        self.on_suspend(started_at)
 
     def service_time_s(self, now: float) -> float:
         """Mean time that a request keeps its slot; before the first has left, the mean age of the running ones."""

@@ -27,8 +27,14 @@ class Aborts:
         self._in_progress: set[asyncio.Task[None]] = set()
 
     def send(self, id: AttemptId, worker: WorkerRecord, reason: str) -> None:
-        """Starts to send an abort to `worker` and returns. An unreachable worker ends it at its deadline."""
-        task = asyncio.create_task(self._send(id, worker, reason), name=f"abort-{id}")
+        """Starts to send an abort to `worker` and returns. An unreachable worker ends it at its deadline.
+
+        It follows what was opened in the worker's session. Without a session, or when that has ended, it is a call.
+        """
+        request, sessions = AbortRequest(id=encode_id(id), reason=reason), self._workers.worker_sessions
+        if sessions is not None and sessions.abort(worker, request):
+            return
+        task = asyncio.create_task(self._send(id, worker, request), name=f"abort-{id}")
         self._in_progress.add(task)
         task.add_done_callback(self._in_progress.discard)
 
@@ -36,10 +42,9 @@ class Aborts:
         """Waits for the aborts in flight, for at most `ABORT_TIMEOUT_S`."""
         await asyncio.gather(*self._in_progress, return_exceptions=True)
 
-    async def _send(self, id: AttemptId, worker: WorkerRecord, reason: str) -> None:
+    async def _send(self, id: AttemptId, worker: WorkerRecord, request: AbortRequest) -> None:
         prefill = worker.role is WorkerRole.PREFILL
         stub = self._workers.prefill_stub(worker) if prefill else self._workers.decode_stub(worker)
-        request = AbortRequest(id=encode_id(id), reason=reason)
         try:
             await stub.Abort(request, timeout=ABORT_TIMEOUT_S, metadata=request_metadata(id))
         except grpc.aio.AioRpcError as error:

@@ -1,6 +1,7 @@
-"""Holds the admitted requests, waiting and running. Owned by `dispatcher`.
+"""Holds the admitted requests, waiting, running and suspended. Owned by `dispatcher`.
 
-`AdmissionQueue` decides which of them run. The controller wakes those that may start.
+`AdmissionQueue` decides which of them run. The controller wakes those that may start. It suspends a request that must
+go on with a model which no worker has while others serve another one: its slot is for those that can run.
 """
 
 from __future__ import annotations
@@ -8,20 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from baton.domain.errors import BatonError, DeadlineExceeded, ModelReplaced
 from baton.domain.ids import RequestId
 from baton.services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
 from baton.services.router.admission.slot import Slot
 from baton.services.router.admission.tenants import TenantTable
+from baton.services.router.dispatch.prefill.coming import ComingPrompts
 from baton.services.router.dispatch.tracked_request import TrackedRequest
+from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import AdmittedRequest
+from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS
+
+log = get_logger(__name__)
 
 
 class AdmissionController:
     """Owned by one event loop."""
 
-    def __init__(self, limits: AdmissionLimits, tenants: TenantTable) -> None:
+    def __init__(self, limits: AdmissionLimits, tenants: TenantTable, workers: WorkerSet) -> None:
+        self._workers = workers
         self.queue = AdmissionQueue(limits, tenants)
+        self.coming = ComingPrompts()
         self._tracked: dict[RequestId, TrackedRequest] = {}
         self._by_slot: dict[Slot, TrackedRequest] = {}
         self._empty = asyncio.Event()
@@ -34,18 +43,64 @@ class AdmissionController:
         return id in self._tracked
 
     def tracked(self) -> Iterable[TrackedRequest]:
-        """All admitted requests, waiting and running, oldest first."""
+        """All admitted requests, oldest first."""
         return self._tracked.values()
 
-    def resize(self, num_rows: int | None) -> None:
-        """Starts the requests that may run now. `num_rows`: rows of all decode workers; None: unknown."""
-        self._wake(self.queue.resize(num_rows, asyncio.get_running_loop().time()))
+    def on_workers(self) -> None:
+        """Follows the workers of the last reading.
+
+        Suspends waiting requests that none of them may continue, and lets suspended ones wait whose workers are back.
+        Then starts the requests that may run now.
+        """
+        now, served = asyncio.get_running_loop().time(), dict[tuple[str, str], bool]()
+        num_rows = self._workers.max_rows(self.queue.mean_prompt_tokens)  # of all decode workers; None: without a pair
+        for tracked in self._tracked.values():
+            if not (fingerprint := tracked.required_fingerprint) or self.queue.is_running(tracked.slot):
+                continue
+            model = fingerprint, tracked.sequence.processor
+            if model not in served:
+                served[model] = self._workers.has_model(*model)
+            if served[model]:
+                self.queue.resume(tracked.slot)
+            elif num_rows is not None:
+                self._suspend(tracked)
+        self._wake(self.queue.resize(num_rows, now))
+
+    async def wait_for_model(self, tracked: TrackedRequest) -> None:
+        """Returns when a running request has workers that may continue it. Until then it is suspended.
+
+        It keeps its slot while there are no workers at all: nobody else could use it. Raises `DeadlineExceeded`, and
+        `ModelReplaced` if only others are there at its deadline.
+        """
+        fingerprint, processor = tracked.required_fingerprint, tracked.sequence.processor
+        if self._workers.has_model(fingerprint, processor):
+            return
+        try:
+            async with asyncio.timeout_at(tracked.deadline):
+                while not self._workers.has_model(fingerprint, processor):
+                    if self._workers.readiness()[0]:
+                        self._suspend(tracked)
+                        await tracked.granted.wait()
+                    else:
+                        await self._workers.wait_for_change()
+        except TimeoutError:
+            raise self.timeout_error(tracked, "found no room in time") from None
+
+    def timeout_error(self, tracked: TrackedRequest, why: str) -> BatonError:
+        """The error of a request at its deadline, before it had workers."""
+        id = tracked.id.request_id
+        if self._workers.has_model(tracked.required_fingerprint) or not self._workers.readiness()[0]:
+            return DeadlineExceeded(f"request {id} {why}")
+        return ModelReplaced(
+            f"request {id} began on workers with another model, other weights or another page geometry than those "
+            "present, and none like them came back in time: send it again"
+        )
 
     def add(self, tracked: TrackedRequest) -> None:
         """Adds an admitted request. It may start at once if its slot runs. Others may have to leave for it."""
         self._tracked[tracked.sequence.id] = self._by_slot[tracked.slot] = tracked
         if tracked.slot.started_at is not None:
-            tracked.granted.set()
+            self._grant(tracked)
         self._empty.clear()
         self._wake(self.queue.shed(asyncio.get_running_loop().time()))
 
@@ -62,8 +117,9 @@ class AdmissionController:
         self._wake(self.queue.release(tracked.slot, asyncio.get_running_loop().time()))
 
     def release(self, tracked: TrackedRequest) -> None:
-        """Frees the slot, unless it is free, and forgets the request."""
+        """Frees the slot, in any state, and forgets the request."""
         del self._tracked[tracked.sequence.id], self._by_slot[tracked.slot]
+        self.coming.discard(tracked.sequence.id)
         self.leave(tracked)
         if not self._tracked:
             self._empty.set()
@@ -72,9 +128,24 @@ class AdmissionController:
         """Waits until no request is left."""
         await self._empty.wait()
 
+    def _suspend(self, tracked: TrackedRequest) -> None:
+        slot = tracked.slot
+        if not self.queue.is_running(slot) and not self.queue.is_waiting(slot):
+            return  # it is suspended, or has left
+        tracked.granted.clear()
+        self.coming.discard(tracked.sequence.id)
+        log.info("request_suspended", request_id=tracked.id.request_id, fingerprint=tracked.required_fingerprint)
+        self._wake(self.queue.suspend(slot, asyncio.get_running_loop().time()))
+
     def _wake(self, slots: list[Slot]) -> None:
         """Wakes requests that started or had to leave."""
         for slot in slots:
-            self._by_slot[slot].granted.set()
+            self._grant(self._by_slot[slot])
         QUEUED_REQUESTS.set(self.queue.num_waiting)
         QUEUED_TOKENS.set(self.queue.num_waiting_tokens)
+
+    def _grant(self, tracked: TrackedRequest) -> None:
+        tracked.granted.set()
+        if tracked.slot.refusal is None:
+            now = asyncio.get_running_loop().time()
+            self.coming.add(tracked.sequence.id, tracked.sequence.prompt_tokens, now)

@@ -154,7 +154,7 @@ class Attempt:
     def _open_decode(
         self, request: decode_pb2.GenerateRequest, timeout_s: float, metadata: Metadata
     ) -> _GenerateCall | SessionStream:
-        sessions, worker = self._workers.decode_sessions, self._pair.decode
+        sessions, worker = self._workers.worker_sessions, self._pair.decode
         if sessions is not None and sessions.serves(worker):
             return sessions.open(worker, request, metadata)
         call: _GenerateCall = self._workers.decode_stub(worker).Generate(request, timeout=timeout_s, metadata=metadata)
@@ -240,6 +240,8 @@ class Attempt:
         if finish is None and self._prefill_only:
             raise damaged("a seal without an end, where the first token is the last")
         scores = self._take_scores()
+        if self._workers.suspicions.any:
+            self._workers.on_answer(self._pair.prefill)
         self._first = token.index, token.token
         num_predicted = 0 if self._prefill is None else self._prefill.num_predicted
         INDEX_ERROR.observe(abs(num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
@@ -287,6 +289,8 @@ class Attempt:
         finish = decode_finish(message.finish_reason) if message.finish_reason else None
         chunk = self._tracked.emit(tokens, finish)
         self._tracked.num_failures = 0  # a token from decode proves that the request itself does no harm
+        if self._workers.suspicions.any:
+            self._workers.on_answer(self._pair.decode)
         if finish is not None:
             self._abort_reason = None
             self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
@@ -330,7 +334,7 @@ class Attempt:
     def _report(self, failure: AttemptFailure) -> None:
         if failure.unready:
             role = PREFILL if failure.fault_source is FaultSource.PREFILL else DECODE
-            self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
+            self._workers.suspect(self._pair.worker(role), failure.error, self._request.id, refuses=True)
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
         # Prefill has the request; of a local prompt decode has it since the reservation.

@@ -2,9 +2,9 @@
 
 Called through `generation.Dispatcher`. Knows no text, HTTP or Redis.
 
-    admit -> (a slot) -> reserve a pair -> attempt -> finish
-                            ^                 | failure
-                            `--- attempt+1 ---'  prompt + emitted tokens, other workers if there are any
+    admit -> (a slot) -> (its model) -> reserve a pair -> attempt -> finish
+                             ^                               | failure
+                             `-------- attempt+1 ------------'  prompt + emitted tokens, other workers if there are any
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from baton.domain.errors import (
     BatonError,
     Broken,
     ContextOverflow,
-    DeadlineExceeded,
     Draining,
     NeedMedia,
     NoRoom,
@@ -97,14 +96,14 @@ class TokenDispatcher:
         self._aborts = aborts
         self._media_budget = MediaBudget(limits.max_media_bytes)
         self._uploader = MediaUploader(workers)
-        self._prefill = partial(PrefillRun, workers, self._uploader)
+        self._admission = AdmissionController(limits.admission, limits.tenants, workers)
+        self._prefill = partial(PrefillRun, workers, self._uploader, coming=self._admission.coming)
         self._reserver = Reserver(workers, aborts, limits.reserve, self._prefill)
         self._records = records
         self._identity = identity
         self._limits = limits
         self._rates = rates
-        self._admission = AdmissionController(limits.admission, limits.tenants)
-        workers.add_listener(lambda: self._admission.resize(workers.max_rows(self.admission_queue.mean_prompt_tokens)))
+        workers.add_listener(self._admission.on_workers)
         self._draining = False
         self._clock = asyncio.get_running_loop().time
         self._status = StatusLog(self._status_fields)
@@ -197,11 +196,12 @@ class TokenDispatcher:
             raise Broken(f"the admitted request {admitted.sequence.id} was run or released before")
         offer = None if take is None else partial(self._offer, tracked, take)
         try:
-            await self._wait_for_slot(tracked)
-            tracked.timer.stamp(Stage.ADMIT)
             if (last := tracked.finish_if_complete()) is not None:
+                tracked.timer.stamp(Stage.ADMIT)
                 yield last
                 return
+            await self._wait_for_slot(tracked)
+            tracked.timer.stamp(Stage.ADMIT)
             while True:
                 try:
                     reservation = await self._reserve(tracked)
@@ -266,13 +266,13 @@ class TokenDispatcher:
         return replace(sequence, stop=replace(stop, max_tokens=room))
 
     async def _wait_for_slot(self, tracked: TrackedRequest) -> None:
-        """Returns when the request may run. Raises `DeadlineExceeded`, or `Overloaded` if it had to leave the queue."""
+        """Returns when the request may run. Raises `Overloaded` if it had to leave the queue; see `wait_for_model`."""
         if not tracked.granted.is_set():
             try:
                 async with asyncio.timeout_at(tracked.deadline):
                     await tracked.granted.wait()
             except TimeoutError:
-                raise DeadlineExceeded(f"request {tracked.sequence.id} ran out of time in the queue") from None
+                raise self._admission.timeout_error(tracked, "ran out of time in the queue") from None
         if (refusal := tracked.slot.refusal) is not None:
             ADMISSION_TOTAL.labels("refused", refusal.code, tracked.sequence.tenant).inc()
             raise refusal
@@ -292,19 +292,21 @@ class TokenDispatcher:
         return True
 
     async def _reserve(self, tracked: TrackedRequest) -> PairReservation:
-        request, fingerprint = tracked.engine_request(), tracked.required_fingerprint
-        try:
-            reservation = await self._reserver.reserve(
-                request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata, tracked.sequence.affinity,
-                tracked.sequence.processor, may_start=tracked.last_error is None,
-            )  # fmt: skip
-        except ReserveFailure as failure:
-            tracked.on_reserve_failure(failure.pair)
-            raise
-        if reservation is None:
-            wait_s = self._limits.reserve.worker_wait_s
-            last = None if isinstance(tracked.last_error, NoRoom) else tracked.last_error
-            raise last or WorkerLost(f"no linked prefill/decode pair appeared within {wait_s:g} s")
+        request, fingerprint, reservation = tracked.engine_request(), tracked.required_fingerprint, None
+        while reservation is None:
+            await self._admission.wait_for_model(tracked)
+            try:
+                reservation = await self._reserver.reserve(
+                    request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata,
+                    tracked.sequence.affinity, tracked.sequence.processor, may_start=tracked.last_error is None,
+                )  # fmt: skip
+            except ReserveFailure as failure:
+                tracked.on_reserve_failure(failure.pair)
+                raise
+            if reservation is None and not fingerprint:
+                wait_s = self._limits.reserve.worker_wait_s
+                last = None if isinstance(tracked.last_error, NoRoom) else tracked.last_error
+                raise last or WorkerLost(f"no linked prefill/decode pair appeared within {wait_s:g} s")
         tracked.on_reserved(reservation)
         return reservation
 
@@ -313,6 +315,7 @@ class TokenDispatcher:
         if not self._admission:
             return None
         waiting = {"queued": queue.num_waiting, "queued_tokens": queue.num_waiting_tokens}
+        waiting["suspended"] = queue.num_suspended
         return {"running": queue.num_running, **waiting, "workers_ready": self._workers.num_ready()}
 
     def _on_attempt_failure(self, tracked: TrackedRequest, failure: AttemptFailure) -> None:

@@ -8,8 +8,8 @@ Where decode probably has room, prefill starts beside `Reserve` instead of after
 another one that is linked to the same prefill worker takes the attempt. With none, prefill gets an abort and the
 attempt fails with `NoRoom`; the next one reserves first. No token leaves before there is a reservation.
 
-A sequence that requires a fingerprint waits outside the queue until such a worker is there. It waits for room in a
-queue of its own, so that it never holds up others. So does one with images.
+A sequence that requires a fingerprint waits for room in a queue of its own, so that it never holds up others. So does
+one with images. When its last such worker leaves, the search is over: the caller waits for another one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import asyncio
 import math
 from dataclasses import dataclass, field, replace
 
-import grpc
-
-from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, NoRoom, Overloaded, WorkerLost
+from baton.domain.errors import DeadlineExceeded, Draining, NoRoom, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.worker import WorkerRole
@@ -35,13 +33,12 @@ from baton.services.router.dispatch.placement.pair import Pair
 from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery, needs_of
 from baton.services.router.dispatch.prefill.early_start import EarlyStartLimit, has_room_twice
 from baton.services.router.dispatch.prefill.prefill_run import PrefillRun, PrefillSpec, StartPrefill
+from baton.services.router.dispatch.sessions.opens import ask_for_room
 from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
     FaultSource,
     abort_reason,
     classify_reported,
-    classify_rpc_error,
-    lost_worker,
 )
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.telemetry.metrics import EARLY_PREFILLS_TOTAL
@@ -191,8 +188,8 @@ class Reserver:
 
         A `fingerprint` restricts it to pairs that have it, a `processor` to those that encode images with it. Requests
         of one `affinity` prefer the same pair. `may_start`: prefill may start before there is a reservation. None when
-        no pair was there for `worker_wait_s`, no token was emitted yet, and there is no fingerprint. Raises
-        `DeadlineExceeded`, `ModelReplaced`, `ReserveFailure`, or a worker's error that ends the request.
+        no pair with the `fingerprint` is there; without one, when no pair was there for `worker_wait_s` and no token
+        was emitted yet. Raises `DeadlineExceeded`, `ReserveFailure`, or a worker's error that ends the request.
         """
         query = replace(
             self._query(request, avoided, fingerprint),
@@ -203,17 +200,13 @@ class Reserver:
         search = _Search(request, metadata, query, self._clock(), deadline, may_start and not processor)
         try:
             async with asyncio.timeout_at(deadline):
-                while True:
-                    while fingerprint and not self._workers.has_fingerprint(fingerprint):
-                        await self._workers.wait_for_change()
-                    reservation = await self._reserve_or_wait(search)
-                    if reservation is not None:
-                        self._affinity.add(affinity, reservation.pair.incarnations)
-                    if reservation is not None or not fingerprint:
-                        return reservation
+                reservation = await self._reserve_or_wait(search)
+                if reservation is not None:
+                    self._affinity.add(affinity, reservation.pair.incarnations)
+                return reservation
         except TimeoutError:
             self._end_prefill(search, DeadlineExceeded.code)
-            raise self._timeout_error(request, fingerprint) from None
+            raise DeadlineExceeded(f"request {request.id.request_id} found no room in time") from None
         except BaseException as error:
             if isinstance(error, ReserveFailure) and search.prefill is not None:
                 error.early = search.prefill.failure
@@ -237,10 +230,10 @@ class Reserver:
 
     async def _wait_for_room(self, search: _Search) -> PairReservation | None:
         """Returns None also when no pair with the required fingerprint is left."""
-        fingerprint = search.query.fingerprint
+        fingerprint, processor = search.query.fingerprint, search.query.processor
         worker_wait_s = math.inf if search.request.num_emitted or fingerprint else self._limits.worker_wait_s
         while (reservation := await self._try_pairs(search)) is None:
-            if not self._workers.has_fingerprint(fingerprint):
+            if not self._workers.has_model(fingerprint, processor):
                 return None
             give_up_at = max(search.started_at, self._replied_at) + worker_wait_s
             if not search.busy_until and self._clock() >= give_up_at:
@@ -288,18 +281,11 @@ class Reserver:
         try:
             self._start_if_room(search, pair, keys)
             self._early_starts.on_asked(pair.decode.incarnation, request.id, self._clock())
-            reply = await self._workers.decode_stub(pair.decode).Reserve(
-                message, timeout=self._limits.reserve_timeout_s, metadata=search.metadata
+            reply = await ask_for_room(
+                self._workers, pair.decode, message, self._limits.reserve_timeout_s, search.metadata
             )
-        except grpc.aio.AioRpcError as error:
-            raise self._reserve_failure(classify_rpc_error(error, WorkerRole.DECODE), pair, request.id) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # Closing the channel of a lost worker cancelled the call.
-            lost = lost_worker(WorkerRole.DECODE, "was lost before it replied")
-            raise self._reserve_failure(lost, pair, request.id) from None
+        except AttemptFailure as failure:
+            raise self._reserve_failure(failure, pair, request.id) from None
         finally:
             self._early_starts.on_answered(pair.decode.incarnation, request.id)
             if reply is None:
@@ -350,7 +336,7 @@ class Reserver:
         prefill, search.prefill = search.prefill, None
         if prefill is not None:
             if isinstance(failure := prefill.failure, AttemptFailure) and failure.unready:
-                self._workers.suspect(prefill.worker, failure.error, search.request.id)
+                self._workers.suspect(prefill.worker, failure.error, search.request.id, refuses=True)
             prefill.close()
             self._aborts.send(search.request.id, prefill.worker, reason)
             EARLY_PREFILLS_TOTAL.labels(outcome).inc()
@@ -374,15 +360,6 @@ class Reserver:
             len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars,
             needs=needs_of(request),
         )  # fmt: skip
-
-    def _timeout_error(self, request: EngineRequest, fingerprint: str) -> BatonError:
-        id = request.id.request_id
-        if self._workers.has_fingerprint(fingerprint) or not self._workers.readiness()[0]:
-            return DeadlineExceeded(f"request {id} found no room in time")
-        return ModelReplaced(
-            f"request {id} began on workers with another model, other weights or another page geometry than those "
-            "present, and none like them came back in time: send it again"
-        )
 
     def _reserve_failure(self, reason: Exception, pair: Pair, id: AttemptId) -> Exception:
         if not isinstance(reason, AttemptFailure):

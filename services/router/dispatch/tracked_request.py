@@ -23,7 +23,7 @@ from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSo
 from baton.services.router.generation import SequenceSpec, TokenChunk
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
-from baton.telemetry.logs import get_logger
+from baton.telemetry.logs import get_logger, shows_debug
 from baton.telemetry.metrics import ABORTS_TOTAL, REQUESTS_IN_STATE, RETRIES_TOTAL
 from baton.telemetry.sequence_timer import SequenceTimer
 
@@ -261,10 +261,11 @@ class TrackedRequest:
         _NUM_IN_STATE[before].dec()
         if self.state not in TERMINAL:
             _NUM_IN_STATE[self.state].inc()
-        log.debug(
-            "request_state",
-            request_id=self.id.request_id,
-            attempt=self.id.attempt,
-            before=before.value,
-            state=self.state.value,
-        )
+        if shows_debug():
+            log.debug(
+                "request_state",
+                request_id=self.id.request_id,
+                attempt=self.id.attempt,
+                before=before.value,
+                state=self.state.value,
+            )

@@ -1,9 +1,8 @@
 """Keeps the records of live workers and the channels to them. Used by `reserve` and `attempt`; knows no request.
 
-A task reads the registry. While the state store is unavailable the last known records stay in use. `link_breaker` keeps
-failed links, `in_flight` the attempts placed lately.
+A task reads the registry; without the state store the last records stay in use. `link_breaker` keeps failed links.
 
-    announced and ready --(a call to it failed)--> suspected, for one TTL --(still announced)--> ready
+    announced and ready --(a call to it failed)--> suspected: see `suspicions` --(still announced)--> ready
         `--(replaced by a new incarnation, not announced for two TTLs, or stuck in a step)--> lost: its attempts end
 """
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.errors import Interrupted
@@ -38,7 +37,8 @@ from baton.services.router.dispatch.placement.pair import Pair, capacity_tokens,
 from baton.services.router.dispatch.placement.policy import BY_CACHE, PlacementRules
 from baton.services.router.dispatch.placement.query import PlacementQuery
 from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
-from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.sessions.worker_sessions import WorkerSessions
+from baton.services.router.dispatch.suspicions import Suspicions
 from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
@@ -88,12 +88,12 @@ class WorkerSet:
         self._liveness = Liveness(limits.worker_ttl_s)
         self._series = WorkerSeries(worker_filter.model, limits.worker_ttl_s)
         self._unread = "starting: the state store has not answered yet"
-        self._refused: dict[WorkerId, str] = {}  # reasons of the records that the last reading refused
-        self._suspected_until: dict[Incarnation, float] = {}
+        self._refused = set[tuple[str, WorkerId]]()  # of the last reading, with the reasons
+        self.suspicions = Suspicions(limits.worker_ttl_s)
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self.cache_index = CacheIndex()
         self._index = KnownPages(MAX_INDEXED_PAGES, self.cache_index, clock)
-        self.decode_sessions: DecodeSessions | None = None  # None: a call for each attempt
+        self.worker_sessions: WorkerSessions | None = None  # None: a call for each attempt
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
         self._listeners: list[Callable[[], None]] = [MismatchLog(self.served).report]
@@ -133,7 +133,7 @@ class WorkerSet:
         eligible = [one.role for one in self._records.values() if self._eligible(one)]
         counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in (WorkerRole.PREFILL, WorkerRole.DECODE))
         others = self._filter.strangers_note(self.records)
-        refused = "".join(f"; {why}" for _, why in sorted(self._refused.items()))
+        refused = "".join(f"; {why}" for why, _ in sorted(self._refused))
         unread = f"; {self._unread}" if self._unread else ""
         return False, f"no linked prefill/decode pair ({counts} ready{others}{refused}{unread})"
 
@@ -154,18 +154,19 @@ class WorkerSet:
         decodes = {pair.decode.incarnation: pair.decode for pair in self._eligible_pairs()}
         return sum(within_tpot(one, most, context_tokens).budgets.rows for one in decodes.values()) if decodes else None
 
-    def has_fingerprint(self, fingerprint: str) -> bool:
-        """True when a linked pair has this fingerprint, or when it is ""."""
-        return not fingerprint or any(pair.matches(fingerprint) for pair in self._eligible_pairs())
+    def has_model(self, fingerprint: str, processor: str = "") -> bool:
+        """True when a linked pair has this fingerprint and serves images of this processor, or `fingerprint` is ""."""
+        return not fingerprint or bool(self.encoders(processor, fingerprint))
 
     def encodes(self, processor: str) -> bool:
         """True when a linked pair serves images of this processor, also one whose encode workers are suspected."""
         return bool(self.encoders(processor))
 
-    def encoders(self, processor: str) -> frozenset[Incarnation]:
-        """The prefill workers that encode images with this processor, or have them encoded."""
-        prefills = [pair.prefill for pair in self._eligible_pairs() if pair.encodes(processor)]
-        return frozenset(one.incarnation for one in prefills if has_tower(one) or self._makers(one))
+    def encoders(self, processor: str, fingerprint: str = "") -> frozenset[Incarnation]:
+        """The prefill workers that encode images with this processor, or have them encoded; for "" all of any pair."""
+        pairs = (pair for pair in self._eligible_pairs() if pair.encodes(processor) and pair.matches(fingerprint))
+        able = {pair.prefill.incarnation: pair.prefill for pair in pairs}
+        return frozenset(id for id, one in able.items() if not processor or has_tower(one) or self._makers(one))
 
     def encode_workers(self, prefill: WorkerRecord) -> list[WorkerRecord]:
         """The encode workers that take images for a prefill worker now."""
@@ -184,8 +185,8 @@ class WorkerSet:
 
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
-        now, until = self._now(), self._suspected_until
-        able = (one for one in self._records.values() if self._eligible(one) and until.get(one.incarnation, now) <= now)
+        now, suspicions = self._now(), self.suspicions
+        able = (r for r in self._records.values() if self._eligible(r) and not suspicions.holds(r.incarnation, now))
         most, context = self._limits.max_tpot_s, query.num_tokens
         records = [self._in_flight.adjust(within_tpot(one, most, context), now) for one in able]
         pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
@@ -244,7 +245,7 @@ class WorkerSet:
     ) -> PageSourceChoice | None:
         """The worker whose cached pages of a prompt the pair's prefill worker may import; see `page_source`."""
         matchable, now = keys[: max(0, num_tokens - 1) // pair.prefill.page_size], self._now()
-        trusted = (one for one in self._records.values() if self._suspected_until.get(one.incarnation, now) <= now)
+        trusted = (one for one in self._records.values() if not self.suspicions.holds(one.incarnation, now))
         workers = {record.incarnation: record for record in trusted}
         return choose_page_source(pair, matchable, known, workers, self.cache_index, now)
 
@@ -257,7 +258,7 @@ class WorkerSet:
         now, incarnation = self._now(), record.incarnation
         if not self._liveness.is_present(incarnation, now):
             return WorkerAbsence.SILENT
-        if self._suspected_until.get(incarnation, now) > now:
+        if self.suspicions.holds(incarnation, now):
             return WorkerAbsence.SUSPECTED
         stuck = record.load.step_age_s > self._limits.max_step_age_s
         return WorkerAbsence.STUCK if stuck else WorkerAbsence.NONE
@@ -275,16 +276,23 @@ class WorkerSet:
     def decode_stub(self, record: WorkerRecord) -> DecodeStub:
         return self._channels.stub(DecodeStub, record.address, record.incarnation)
 
-    def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId | None = None) -> None:
-        """Gives no new requests to a worker whose call failed, until its announcement had time to expire."""
+    def suspect(
+        self, record: WorkerRecord, reason: Interrupted, id: AttemptId | None = None, refuses: bool = False
+    ) -> None:
+        """Gives no new requests to a worker whose call failed, for a TTL or until `on_answer`; see `suspicions`."""
         if record.incarnation in self._records:  # else it is lost already, and nothing would remove the entry
-            self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
+            self.suspicions.add(record.incarnation, self._now(), refuses=refuses)
         log.warning("worker_suspected", worker=record.id, code=reason.code, reason=reason.log_text, **_log_fields(id))
+
+    def on_answer(self, record: WorkerRecord) -> None:
+        """Records a good answer to a request of this process. Called if `suspicions.any`."""
+        if self.suspicions.on_answer(record.incarnation, self._now()):
+            log.info("worker_trusted", worker=record.id)
+            self._notify_change()
 
     def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Calls `on_lost` once when this worker process is lost. Returns a function that ends the watch."""
-        watchers = self._watchers.setdefault(incarnation, set())
-        watchers.add(on_lost)
+        (watchers := self._watchers.setdefault(incarnation, set())).add(on_lost)
 
         def unwatch() -> None:
             watchers.discard(on_lost)
@@ -335,8 +343,9 @@ class WorkerSet:
 
     async def _update(self, announced: list[WorkerRecord]) -> None:
         now = self._now()
-        accepted = [record for record in announced if self._verifier.accept(record)]
-        self._note_refused(announced, {record.incarnation for record in accepted})
+        checked = [(record, self._verifier.accept(record)) for record in announced]
+        accepted = [record for record, is_good in checked if is_good]
+        self._note_refused([record for record, is_good in checked if not is_good])
         numbers = {record.incarnation: record.announcement for record in accepted}
         self._liveness.observe(numbers.keys(), now, numbers)
         self._series.observe(accepted, now)
@@ -350,30 +359,27 @@ class WorkerSet:
             if record.load.step_age_s > self._limits.max_step_age_s:
                 self._notify_watchers(record.incarnation)
         self._verifier.retain(self._records.keys())
-        if self.decode_sessions is not None:
-            self.decode_sessions.follow(self.served())
+        if self.worker_sessions is not None:
+            self.worker_sessions.follow(self.served())
         present = [record for record in self._records.values() if self._liveness.is_present(record.incarnation, now)]
         self._link_breakers.retain({pair.incarnations for pair in linked_pairs(present)})
         OPEN_LINK_BREAKERS.set(len(self._link_breakers))
 
-    def _note_refused(self, announced: list[WorkerRecord], accepted: Collection[Incarnation]) -> None:
+    def _note_refused(self, refused: list[WorkerRecord]) -> None:
         """Logs each reason once. A refused record changes nothing: neither worker nor liveness."""
-        reasons = {r.id: self._verifier.reason(r) for r in announced if r.incarnation not in accepted}
-        for id, why in reasons.items():
-            if self._refused.get(id) != why:
-                log.warning("worker_untrusted", worker=id, why=why)
+        reasons = {(self._verifier.reason(record), record.id) for record in refused}
+        for why, id in sorted(reasons - self._refused):
+            log.warning("worker_untrusted", worker=id, why=why)
         self._refused = reasons
 
     def _is_lost(self, record: WorkerRecord, current: Incarnation | None, now: float) -> bool:
-        if current is None:
-            return self._liveness.is_gone(record.incarnation, now)
-        return current != record.incarnation
+        return self._liveness.is_gone(record.incarnation, now) if current is None else current != record.incarnation
 
     def _remove(self, record: WorkerRecord) -> None:
         self._series.remove(record)
         self._liveness.forget(record.incarnation)
-        for table in (self._records, self._suspected_until):
-            table.pop(record.incarnation, None)
+        self.suspicions.forget(record.incarnation)
+        self._records.pop(record.incarnation, None)
         self._index.retain(frozenset(self._records))
         self._notify_watchers(record.incarnation)
 
@@ -385,11 +391,8 @@ class WorkerSet:
         return linked_pairs(record for record in self._records.values() if self._eligible(record))
 
     def _eligible(self, record: WorkerRecord) -> bool:
-        return (
-            self._liveness.is_present(record.incarnation, self._now())
-            and self._filter.serves(record)
-            and placeable(record, self._limits.max_step_age_s)
-        )
+        is_present = self._liveness.is_present(record.incarnation, self._now())
+        return is_present and self._filter.serves(record) and placeable(record, self._limits.max_step_age_s)
 
 
 def _log_fields(id: AttemptId | None) -> dict[str, str | int]:

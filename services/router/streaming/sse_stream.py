@@ -236,16 +236,16 @@ class SseStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
     async def _finish(self) -> None:
-        """Sends the events after all choices."""
-        tail = [sse.DONE]
+        """Sends the events after all choices, and the end with them: one write."""
+        tail, left = [sse.DONE], list[bytes]()
         if self._options.include_usage:
             tail.insert(0, self._builder.usage_chunk(self._stream.usage()))
         for data in tail:
             self._num_tail += 1
             if self._num_tail > self._after.num_tail:
-                self._sink.write(sse.event(data, self._event_id() if self._with_ids else None))
+                left.append(sse.event(data, self._event_id() if self._with_ids else None))
         await self._sink.drain()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": b"".join(left), "more_body": False})
 
     def _event_id(self) -> bytes:
         """The cursor after this event. A choice that is behind `after` keeps its part from there."""

@@ -61,6 +61,8 @@ class OwnershipHandle:
         """
         clock = asyncio.get_running_loop().time
         until = clock() + STORE_WAIT_S
+        if self._stored is not None and not self._stored.is_set():
+            self._writer.write_new_calls()
         if self._stored is None or self._writer.degraded or not await wait_for_event(self._stored, STORE_WAIT_S):
             return Durability.NONE
         if self._has_files and not await self._media.kept(self._id, until - clock()):

@@ -43,6 +43,7 @@ from baton.services.router.takeover.foreign_calls import STORE_RETRY_S, ForeignC
 from baton.services.router.takeover.prompt_digest import PromptReplaced
 from baton.services.router.takeover.stored_call import parse_stored
 from baton.services.router.takeover.supersede_listener import SupersedeListener
+from baton.services.router.takeover.unanswered_claims import UnansweredClaims
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
@@ -135,6 +136,12 @@ class Takeovers:
         self._policies: dict[RequestId, ClaimPolicy] = {}  # of the calls with readers
         self._is_claiming: Callable[[RequestId], bool] = lambda id: False
         self._draining = False
+        self._unanswered = UnansweredClaims(
+            context.store,
+            context.call_ownership,
+            self._is_attended,
+            lambda record: self._start_unread(record, "client"),
+        )
 
     def follow(self, is_claiming: Callable[[RequestId], bool]) -> None:
         """`is_claiming`: True while this router's claim of an orphan has no answer yet; `take_over` may come."""
@@ -207,6 +214,7 @@ class Takeovers:
         """Cancels every takeover; the calls stay open in the store for the next router."""
         self._draining = True
         await join_tasks(self._claims.values())
+        await self._unanswered.close()
         await self._foreign.close()
         tasks = [takeover.task for takeover in self._takeovers.values()]
         for task in tasks:
@@ -225,13 +233,23 @@ class Takeovers:
         granted, owner = None, self._context.call_ownership.owner
         try:
             granted = await self._context.store.claim_call(id, claim.ballot, owner, floor=claim.floor, seed=claim.seed)
+        except StoreUnavailable:
+            self._unanswered.add(id)
+            raise
         finally:
             del self._claims[id]
             policy.on_answer(None if granted is None else granted.ballot, _now())
         if granted is not None:
-            self._start(granted, "client")
-            if not self._num_readers[id]:
-                self._abandon(id)
+            self._start_unread(granted, "client")
+
+    def _is_attended(self, id: RequestId) -> bool:
+        return bool(self._num_readers[id]) or id in self._takeovers or id in self._claims or self._is_claiming(id)
+
+    def _start_unread(self, record: CallRecord, cause: str) -> None:
+        """Starts a call; aborts it if its readers have left meanwhile."""
+        self._start(record, cause)
+        if not self._num_readers[record.id]:
+            self._abandon(record.id)
 
     def _start(self, record: CallRecord, cause: str) -> None:
         running = self._takeovers.get(record.id)

@@ -22,7 +22,7 @@ from baton.services.router.dispatch.dispatcher import DispatchLimits, RouterIden
 from baton.services.router.dispatch.link_breaker import LinkBreakerLimits
 from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.reserve import ReserveLimits
-from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.sessions.worker_sessions import WorkerSessions
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from baton.session.wires.grpc_wire import GrpcWire
@@ -157,15 +157,15 @@ async def world(
     workers = WorkerSet(store, channels, WorkerFilter(MODEL), worker_limits)
     wire = GrpcWire()
     if uses_sessions:
-        workers.decode_sessions = DecodeSessions(wire, "router-test", new_incarnation(), limits=LIMITS_OF_SESSIONS)
+        workers.worker_sessions = WorkerSessions(wire, "router-test", new_incarnation(), limits=LIMITS_OF_SESSIONS)
     aborts = Aborts(workers)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         stack.push_async_callback(cluster.stop)
         stack.push_async_callback(channels.close)
         stack.push_async_callback(wire.close)
-        if workers.decode_sessions is not None:
-            stack.push_async_callback(workers.decode_sessions.close)
+        if workers.worker_sessions is not None:
+            stack.push_async_callback(workers.worker_sessions.close)
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         writer = await stack.enter_async_context(StoreWriter(store))

@@ -188,6 +188,15 @@ async def test_closing_the_generator_between_two_tokens_aborts_too():
             assert await worker.aborted(AttemptId(RequestId("r"), 1), within_s=10.0) == "cancelled"
 
 
+async def test_a_request_leaves_its_slot_before_its_client_has_read():
+    async with world() as w:
+        chunks = w.dispatcher.run(w.admit(sequence()))
+        while (await anext(chunks)).finish is None:
+            assert w.dispatcher.admission_queue.num_running == 1
+        assert (w.dispatcher.admission_queue.num_running, w.dispatcher.num_open) == (0, 1)
+        await chunks.aclose()
+
+
 async def test_a_request_cancelled_in_the_queue_never_reaches_a_worker():
     async with world(
         [(ScriptedAction(Phase.SEAL, Hold()),)], [(ScriptedAction(Phase.IMPORT, Hold()),)], limits=ONE_AT_A_TIME

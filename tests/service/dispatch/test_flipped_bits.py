@@ -32,6 +32,7 @@ async def put_proxies(w: World, plan: FlipPlan) -> list[FlippingProxy]:
     for worker in w.cluster.workers:
         proxy = FlippingProxy(lambda worker=worker: worker.port, plan)  # type: ignore[misc]
         worker.proxy_port = await proxy.start()
+        worker.change_incarnation()  # so that it is dialled there
         proxies.append(proxy)
     await w.cluster.announce()
     await two_refreshes(w)
@@ -56,7 +57,8 @@ async def answer_with_one_flip(seed: int) -> bool:
 
 
 @pytest.mark.timeout(120)
-async def test_a_flipped_bit_in_any_message_changes_no_answer():
+async def test_a_flipped_bit_in_any_message_changes_no_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch_world, "uses_sessions", False)
     flipped = [await answer_with_one_flip(seed) for seed in range(NUM_SEEDS)]
     assert sum(flipped) > NUM_SEEDS // 2
 
@@ -89,6 +91,7 @@ async def answers_after_one_flip(seed: int) -> bool:
 
 
 @pytest.mark.timeout(240)
-async def test_a_flipped_bit_in_any_header_harms_no_later_call():
+async def test_a_flipped_bit_in_any_header_harms_no_later_call(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch_world, "uses_sessions", False)
     flipped = [await answers_after_one_flip(seed) for seed in range(NUM_HEADER_SEEDS)]
     assert sum(flipped) > NUM_HEADER_SEEDS // 2

@@ -238,3 +238,108 @@ async def test_another_router_keeps_the_required_fingerprint(tmp_path):
         assert [event for event in rest if "choices" in event.data] == []
         assert "model_replaced" in rest[-1].data
         assert new.reservations == []
+
+
+def taken_over(name: str, deadline_s: float = 10.0, num_emitted: int = 0) -> SequenceSpec:
+    """A sequence that another router began on workers with the old fingerprint."""
+    emitted = tuple(OutputToken(index, token_at(index)) for index in range(num_emitted))
+    return replace(sequence(name, deadline_s=deadline_s), attempt=1001, fingerprint="old", emitted=emitted)
+
+
+async def until_slots(w: World, *, suspended: int = 0, running: int = 0, waiting: int = 0) -> None:
+    """Waits until so many slots are in these states."""
+    queue = w.dispatcher.admission_queue
+    async with asyncio.timeout(10):
+        while (queue.num_suspended, queue.num_running, queue.num_waiting) != (suspended, running, waiting):
+            await w.workers.wait_for_change()
+
+
+@asynccontextmanager
+async def after_a_change_of_models(
+    num: int, num_slots: int = 2, deadline_s: float = 10.0, script: Sequence[ScriptedAction] = ()
+) -> AsyncIterator[tuple[World, SelfPrefillingDecode, list[asyncio.Task[list[TokenChunk]]]]]:
+    """A router with new workers only that has taken over `num` requests of the old ones. All are suspended."""
+    async with world([], [], replace(LIMITS, admission=AdmissionLimits(num_slots))) as w:
+        new = SelfPrefillingDecode("new-0", "new", script)
+        await join(w, new)
+        runs = [w.dispatcher.run(w.admit(taken_over(f"old-{n}", deadline_s))) for n in range(num)]
+        tasks = [asyncio.create_task(consume(run)) for run in runs]
+        await until_slots(w, suspended=num)
+        yield w, new, tasks
+        await until_slots(w)
+
+
+async def test_requests_whose_model_is_gone_leave_their_slots_to_others():
+    """More of them than slots. They are the next ones when their model is back."""
+    async with after_a_change_of_models(5, num_slots=2) as (w, new, tasks):
+        for n in range(3):
+            assert tokens(await w.generate(sequence(f"newcomer-{n}", deadline_s=2.0))) == scripted(5)
+        await join(w, old := SelfPrefillingDecode("old-0", "old"))
+        for task in tasks:
+            assert tokens(await task) == scripted(5)
+        assert (len(new.requests), len(old.requests)) == (3, 5)
+
+
+async def test_a_suspended_request_ends_at_its_deadline():
+    async with after_a_change_of_models(1, num_slots=1, deadline_s=DEADLINE_S) as (w, _, tasks):
+        with pytest.raises(ModelReplaced):
+            await tasks[0]
+        assert w.dispatcher.num_open == 0
+
+
+async def test_a_suspended_request_is_cancelled():
+    async with after_a_change_of_models(2, num_slots=1) as (w, _, tasks):
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+        assert w.dispatcher.num_open == 0
+
+
+async def test_waiting_requests_are_suspended_too():
+    """All slots are taken: those whose model is gone do not count as work before a newcomer."""
+    script = [ScriptedAction(Phase.DECODE, Hold(), index=2)]
+    async with world([], [], replace(LIMITS, admission=AdmissionLimits(1))) as w:
+        await join(w, SelfPrefillingDecode("new-0", "new", script))
+        running = w.dispatcher.run(w.admit(sequence("running")))
+        await anext(running)
+        waiting = asyncio.ensure_future(w.generate(taken_over("old-0", deadline_s=DEADLINE_S)))
+        complete = await w.generate(taken_over("old-1", num_emitted=5))
+        assert [chunk.finish is not None for chunk in complete] == [True], "it needs no worker and no slot"
+        await until_slots(w, suspended=1, running=1)
+        with pytest.raises(ModelReplaced):
+            await waiting
+        await running.aclose()
+
+
+async def test_a_request_keeps_its_slot_while_there_are_no_workers():
+    """Nobody else could use it. It is suspended when workers with another model come, and goes on with its own."""
+    async with begun() as (w, old, seen, chunks):
+        rest = asyncio.ensure_future(consume(chunks))
+        await leave(w, old)
+        async with asyncio.timeout(10):
+            while w.workers.readiness()[0]:
+                await w.workers.wait_for_change()
+        await two_refreshes(w)
+        await until_slots(w, running=1)
+        await join(w, SelfPrefillingDecode("new-0", "new"))
+        await until_slots(w, suspended=1)
+        await join(w, SelfPrefillingDecode("old-0", "old"))
+        assert tokens(seen + await rest) == scripted(5)
+        await until_slots(w)
+
+
+async def test_a_model_that_comes_and_goes_holds_no_slot():
+    """It is back while the only slot is taken, and gone again when that is free."""
+    script = [ScriptedAction(Phase.DECODE, Hold(), index=2)]
+    async with after_a_change_of_models(1, num_slots=1, script=script) as (w, _, tasks):
+        running = w.dispatcher.run(w.admit(sequence("running")))
+        await anext(running)
+        await join(w, old := SelfPrefillingDecode("old-0", "old"))
+        await until_slots(w, running=1, waiting=1)
+        await leave(w, old)
+        await until_slots(w, suspended=1, running=1)
+        await running.aclose()
+        await until_slots(w, suspended=1)
+        await join(w, SelfPrefillingDecode("old-0", "old"))
+        assert tokens(await tasks[0]) == scripted(5)

@@ -14,7 +14,7 @@ from baton.rpc.version import PROTOCOL_VERSION
 from baton.services.router.generation import TokenChunk
 from baton.session import dialler
 from baton.session.session import SessionLimits
-from tests.mock_workers import Hold, MockDecode, Phase, ScriptedAction
+from tests.mock_workers import Hold, MockWorker, Phase, ScriptedAction
 from tests.mocks import sessions as mock_sessions
 from tests.mocks.resetting_proxy import ResettingProxy
 from tests.service.dispatch import dispatch_world
@@ -42,11 +42,11 @@ def hold_at(*indices: int) -> tuple[ScriptedAction, ...]:
 
 
 @asynccontextmanager
-async def proxied(w: World, decode: MockDecode) -> AsyncIterator[ResettingProxy]:
-    """Registers `decode` anew, under the address of a proxy."""
-    proxy = ResettingProxy(lambda: decode.port)
-    decode.proxy_port = await proxy.start()
-    decode.change_incarnation()
+async def proxied(w: World, worker: MockWorker) -> AsyncIterator[ResettingProxy]:
+    """Registers `worker` anew, under the address of a proxy."""
+    proxy = ResettingProxy(lambda: worker.port)
+    worker.proxy_port = await proxy.start()
+    worker.change_incarnation()
     await w.cluster.announce()
     await two_refreshes(w)
     try:
@@ -144,7 +144,7 @@ async def test_an_attempt_of_a_router_that_is_gone_is_aborted(monkeypatch: pytes
         await w.decode.reached(Phase.DECODE, times=3)
         assert w.decode.sessions is not None
         assert w.decode.num_generating == 1
-        sessions = w.workers.decode_sessions
+        sessions = w.workers.worker_sessions
         assert sessions is not None
         await sessions.close()
         await eventually(lambda: w.decode.num_generating == 0)
@@ -193,7 +193,7 @@ async def test_a_worker_of_another_version_keeps_its_calls(monkeypatch: pytest.M
     """Its listener refuses the session and names both versions; attempts then come as calls, and none is lost."""
     monkeypatch.setattr(dialler, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     async with world() as w:
-        sessions = w.workers.decode_sessions
+        sessions = w.workers.worker_sessions
         assert sessions is not None
         await eventually(lambda: not sessions.serves(w.decode.record()))
         for number in range(2):

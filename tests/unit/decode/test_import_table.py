@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.domain.errors import ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, PageVerdict, Superseded
 from baton.domain.handoff import ImportState, PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken
@@ -63,6 +63,33 @@ def test_a_reservation_allocates_pages_at_the_first_chunk():
     driver.chunk(0, 1)
     assert driver.imports.num_reserved_pages == 0
     assert driver.cache.pool.counts()[Owner.RESERVED] == 4
+
+
+def test_pages_that_retire_fail_the_import_that_counted_on_them():
+    driver = ImportDriver()
+    pool = driver.cache.pool
+    worn = pool.allocate(NUM_PAGES - 4, Hold.LIVE)
+    assert worn is not None
+    assert driver.claim().prefix_len == 0, "the last four pages are reserved"
+    in_use = pool.allocate(1, Hold.LIVE)  # as a reserved page that retires leaves one less
+    assert in_use is not None
+    for now in (0.0, 1.0):
+        pool.digests.record_fault(worn[0], now)
+    pool.drop(worn[:1], Hold.LIVE)
+    assert pool.num_owned(Owner.RETIRED) == 1
+    with pytest.raises(IntegrityFailure) as failure:
+        driver.chunk(0, 1)
+    assert failure.value.verdict is PageVerdict.PULLER
+    assert driver.imports.abort(ID) == SOURCE
+    assert (driver.imports.num_reserved_pages, len(driver.imports)) == (0, 0)
+
+
+def test_reserved_pages_that_nobody_retired_are_there():
+    driver = ImportDriver()
+    driver.claim()
+    assert driver.cache.pool.allocate(NUM_PAGES - 3, Hold.LIVE) is not None
+    with pytest.raises(Broken):
+        driver.chunk(0, 1)
 
 
 def test_the_same_attempt_gets_the_same_reservation():

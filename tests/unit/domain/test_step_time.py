@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.timing.step_time import EMPTY_STEP, MIN_STEPS, StepShape, StepTimeModel
+from baton.domain.timing.step_time import (
+    EMPTY_STEP,
+    FORGETTING,
+    INITIAL_VARIANCE,
+    MAX_TRACE,
+    MIN_STEPS,
+    UNITS,
+    StepShape,
+    StepTimeModel,
+)
 
 
 def true_seconds(shape: StepShape) -> float:
@@ -43,6 +52,31 @@ def test_the_shape_of_a_mixed_step():
     shape = StepShape.of([(1, 10), (1, 20), (4, 100)])
     assert shape == StepShape(6, 4 * 102, 32)
     assert EMPTY_STEP.with_chunk(4, 100).with_chunk(1, 10).with_chunk(1, 20) == shape
+
+
+def full_fit(shapes: list[StepShape], seconds: list[float]) -> list[list[float]]:
+    """The covariance of the squares after these steps, with all its entries. They do not depend on the weights."""
+    size = len(UNITS)
+    covariance = [[INITIAL_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
+    for shape, time_s in zip(shapes, seconds, strict=True):
+        x = [value / time_s for value in shape.features()]
+        spread = [sum(a * b for a, b in zip(row, x, strict=True)) for row in covariance]
+        over = FORGETTING + sum(a * b for a, b in zip(x, spread, strict=True))
+        covariance = [[covariance[i][j] - spread[i] * spread[j] / over for j in range(size)] for i in range(size)]
+        trace = sum(covariance[i][i] for i in range(size))
+        factor = min(1 / FORGETTING, max(1.0, MAX_TRACE / trace)) if trace > 0 else 1.0
+        covariance = [[value * factor for value in row] for row in covariance]
+    return covariance
+
+
+def test_half_of_the_covariance_stands_for_all_of_it():
+    rng, model = random.Random(3), StepTimeModel()
+    shapes = [draw(rng) for _ in range(300)]
+    seconds = [true_seconds(shape) * rng.lognormvariate(0.0, 0.03) for shape in shapes]
+    for shape, time_s in zip(shapes, seconds, strict=True):
+        model.observe(shape, time_s)
+    full = full_fit(shapes, seconds)
+    assert model._covariance == [full[i][j] for i in range(len(UNITS)) for j in range(i, len(UNITS))]
 
 
 @pytest.mark.parametrize("seed", range(5))

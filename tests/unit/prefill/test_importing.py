@@ -12,6 +12,8 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImportLimits, PageImports
 from baton.engine.handoff.page_source import MAX_WAIT_S, ImportCostModel, PageSource
 from baton.engine.messages import Fail
+from baton.kv.events.event import CacheEvent, StoredEvent
+from baton.kv.events.source import EventSource
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.services.prefill.page_sharing import PageSharing
@@ -85,11 +87,15 @@ def seal_of(effects: list[PrefillEffect]) -> Seal:
 
 
 def test_a_prompt_computes_only_what_its_source_lacks():
-    world = World()
+    world, events = World(), list[CacheEvent]()
+    world.tiny.cache.events = EventSource(events.extend, with_content=True)
     world.add("a", PROMPT, SOURCE)
     pull = world.answer(NUM_PAGES)
     assert world.turn() == [], "it waits"
     world.complete(pull)
+    world.tiny.cache.events.flush()
+    tokens = [event.content.tokens for event in events if isinstance(event, StoredEvent)]
+    assert tokens == [tuple(PROMPT[start : start + PAGE_SIZE]) for start in range(0, NUM_PAGES * PAGE_SIZE, PAGE_SIZE)]
     (committed,) = world.imports.take_effects()
     assert isinstance(committed, ConfirmCommit)
     seal = seal_of(world.turn())

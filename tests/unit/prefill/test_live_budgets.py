@@ -1,20 +1,22 @@
-"""The prefill loop under budgets that change."""
+"""The prefill loop under budgets that change, and calls that end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from baton.domain.errors import Overloaded
 from baton.domain.request import EngineRequest
 from baton.domain.worker import WorkerBudgets, WorkerRole
-from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.export_events import ExportEnded, Seal
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Fail
 from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
-from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from baton.services.prefill.commands import AddPrompt, EndPromptCall, PrefillCommand, PrefillEvent
 from baton.services.prefill.loop import PrefillLoop
 from baton.services.prefill.policy import PrefillLimits
 from baton.worker.budget_control import ChangeBudgets
@@ -94,3 +96,19 @@ def test_the_default_threshold_of_a_long_prompt_follows_the_budget():
     assert limits.with_token_budget(16).contested_tokens == 16, "a page at least"
     assert PrefillLimits(16, 512, 4, 100, long_prompt_tokens=500).contested_tokens == 500
     assert PrefillLimits(16, 512, 4, 100).contested_tokens == 512
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_the_end_of_a_call_ends_its_attempt_unless_it_repeated_one(repeats: bool):
+    """A second call that is cancelled before it was refused: decode reads the pages of the first one."""
+    worker, request = Worker(), engine_request("a", PROMPT)
+    worker.add(request)
+    while not worker.sealed():
+        assert worker.loop.turn()
+    call = AddPrompt(engine_request("a" if repeats else "b", PROMPT), 0, 60.0, 0.0)
+    worker.mailbox.put(call)
+    worker.mailbox.put(EndPromptCall(call, "the router closed the stream"))
+    assert worker.loop.turn()
+    ends = [event.id.request_id for event in worker.events if isinstance(event, ExportEnded)]
+    assert ends == ([] if repeats else ["b"])
+    assert worker.world.exports.commit(request.id)

@@ -99,14 +99,14 @@ def queue_of(begun: str, **prompts: list[int]) -> PromptQueue:
 
 def test_an_owner_has_the_rank_of_the_prompt_that_it_holds_up():
     queue = queue_of("owner", owner=[*SHARED, *[1] * 20], medium=[1] * 12)
-    assert [prompt.request.id.request_id for prompt in queue.in_order()] == ["medium", "owner"]
+    assert [prompt.request.id.request_id for prompt in queue.in_order(lambda _: False)] == ["medium", "owner"]
     queue = queue_of("owner", owner=[*SHARED, *[1] * 20], medium=[1] * 12, held=[*SHARED, 0])
-    assert [prompt.request.id.request_id for prompt in queue.in_order()] == ["owner", "medium"]
+    assert [prompt.request.id.request_id for prompt in queue.in_order(lambda _: False)] == ["owner", "medium"]
 
 
 def test_an_owner_has_the_age_of_the_prompt_that_it_holds_up():
     queue = queue_of("owner", held=[*SHARED, 0], medium=[1] * 12, owner=[*SHARED, *[1] * 20])
-    queue.in_order()
+    queue.in_order(lambda _: False)
     assert queue.oldest is not None
     assert queue.oldest.request.id.request_id == "owner"
 
@@ -116,7 +116,7 @@ def test_an_owner_whose_chunk_ended_inside_a_page_is_waited_for():
     queue = queue_of("owner", owner=[*SHARED, *[1] * 20], medium=[1] * 12, held=[*SHARED, 0])
     (owner,) = queue.chunking
     owner.num_filled = PAGE_SIZE - 1
-    assert [prompt.request.id.request_id for prompt in queue.in_order()] == ["owner", "medium"]
+    assert [prompt.request.id.request_id for prompt in queue.in_order(lambda _: False)] == ["owner", "medium"]
 
 
 def test_one_shared_page_is_not_waited_for():

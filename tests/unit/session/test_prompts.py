@@ -25,7 +25,7 @@ def join(parts: list[pb.PromptPart], max_tokens: int = 1 << 20) -> ReceivedPromp
 def test_a_prompt_comes_together(tokens: list[int]):
     assembly = join(split_prompt(tokens))
     assert assembly.is_complete
-    assert assembly.tokens().tolist() == tokens
+    assert assembly.take_tokens().tolist() == tokens
 
 
 @pytest.mark.parametrize(("num_tokens", "num_parts"), [(0, 1), (1, 1), (PART, 1), (PART + 1, 2), (3 * PART, 3)])
@@ -34,7 +34,7 @@ def test_parts_are_bounded_and_only_the_last_says_so(num_tokens: int, num_parts:
     assert len(parts) == num_parts
     assert max(len(part.tokens) for part in parts) <= PART_BYTES
     assert [part.last for part in parts] == [False] * (num_parts - 1) + [True]
-    assert join(parts).tokens().tolist() == list(range(num_tokens))
+    assert join(parts).take_tokens().tolist() == list(range(num_tokens))
 
 
 def test_a_prompt_that_is_too_long_is_refused():
@@ -50,4 +50,4 @@ def test_parts_that_fit_nowhere_are_refused():
     assembly.add(pb.PromptPart(tokens=b"abcd", last=True))
     with pytest.raises(InvalidRequest, match="after its last one"):
         assembly.add(pb.PromptPart(tokens=b"abcd"))
-    assert len(assembly.tokens()) == 1
+    assert len(assembly.take_tokens()) == 1

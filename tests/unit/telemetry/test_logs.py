@@ -43,3 +43,20 @@ def test_console_lines_are_readable_without_colours_in_a_pipe():
     assert "sealed" in text
     assert "request_id=r1" in text
     assert "\x1b[" not in text
+
+
+def test_debug_lines_are_made_where_they_are_shown():
+    program = """
+from baton.telemetry.logs import configure_logging, shows_debug
+from structlog.testing import capture_logs
+shown = [shows_debug()]
+for level in ("info", "debug"):
+    configure_logging("router", level)
+    shown.append(shows_debug())
+configure_logging("router", "info")
+with capture_logs():
+    shown.append(shows_debug())
+print(shown)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "[True, False, True, True]"

@@ -143,6 +143,44 @@ def test_images_cut_the_queue_and_the_stages_still_add_up(encode_us, queue, enco
     assert sum(found.values()) - found.get("finish", 0) == trace.ttft_us == 201_000
 
 
+@pytest.mark.parametrize(
+    ("encode_s", "early_s", "expected"),
+    [
+        (0.015, 0.0, [("reserve", 8_000), ("dispatch", 5_000), ("encode", 15_000), ("prefill_queue", 40_000)]),
+        (0.028, 0.0, [("reserve", 8_000), ("dispatch", 0), ("encode", 20_000), ("prefill_queue", 40_000)]),
+        (0.005, 0.003, [("reserve", 8_000), ("dispatch", 20_000), ("encode", 0), ("prefill_queue", 37_000)]),
+        (0.0, 0.0, [("reserve", 8_000), ("dispatch", 20_000), ("prefill_queue", 40_000)]),
+    ],
+    ids=["behind the reservation", "begun before it", "over before it", "no encode worker"],
+)
+def test_the_way_over_encode_workers_is_a_stage(encode_s: float, early_s: float, expected: list[tuple[str, int]]):
+    run = Run()
+    run.sequence(0.010).attempt(1, PREFILL, DECODE, busy_replies=0)
+    run.sequence(0.030).dispatched(early_s, encode_s)
+    run.sequence(0.200).sealed(PREFILL_TIMES)
+    run.token(0.201)
+    trace = run.at(0.201).end(Outcome.FINISHED, "stop")
+    found = [(part.stage.value, part.duration_us) for part in trace.stages]
+    at = found.index(expected[0])
+    assert found[at : at + len(expected)] == expected
+    ends = [part.start_us + part.duration_us for part in trace.stages]
+    assert [part.start_us for part in trace.stages] == [0, *ends[:-1]]
+    assert sum(us for name, us in found if name != "finish") == trace.ttft_us == 201_000
+
+
+def test_images_of_both_kinds_of_workers_are_two_parts():
+    """An encode worker has failed on one of two images, and prefill encodes it."""
+    run = Run()
+    run.sequence(0.010).attempt(1, PREFILL, DECODE, busy_replies=0)
+    run.sequence(0.030).dispatched(0.0, 0.015)
+    run.sequence(0.200).sealed(replace(PREFILL_TIMES, encode_us=10_000))
+    run.token(0.201)
+    trace = run.at(0.201).end(Outcome.FINISHED, "stop")
+    parts = [(part.start_us, part.duration_us) for part in trace.stages if part.stage is Stage.ENCODE]
+    assert parts == [(15_000, 15_000), (60_000, 10_000)]
+    assert trace.stage_us(Stage.ENCODE) == 25_000
+
+
 def test_a_local_request_has_no_prefill_stage_and_adds_up():
     run = Run()
     run.sequence(1.0).stamp(Stage.ADMIT)

@@ -115,9 +115,10 @@ class MediaUploader:
 
     async def put(
         self, worker: WorkerRecord, files: Sequence[MediaFile], salt: str, deadline: float, metadata: Metadata
-    ) -> None:
+    ) -> float:
         """Sends the files that the worker is not known to hold, until `deadline` (on the loop's clock).
 
+        Returns the seconds until it had their embeddings by way of encode workers; 0 where none could encode for it.
         One that this router does not have is left out. A worker without room is asked again. Raises `AttemptFailure`,
         or an error that ends the request: `InvalidRequest` for a file that is no image.
         """
@@ -125,7 +126,9 @@ class MediaUploader:
         for identity in [one for one in missing if self._knows((worker.incarnation, salt, one))]:
             del missing[identity]
         if not missing:
-            return
+            return 0.0
+        clock = asyncio.get_running_loop().time
+        begun_at = clock() if self._workers.encode_workers(worker) else None
         turns = asyncio.Semaphore(MAX_CONCURRENT)
 
         async def bring(file: MediaFile) -> None:
@@ -142,6 +145,7 @@ class MediaUploader:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return 0.0 if begun_at is None else clock() - begun_at
 
     def on_missing(self, worker: WorkerRecord, salt: str, error: NeedMedia) -> None:
         """Records that the worker lacks images."""

@@ -1,4 +1,4 @@
-"""Prefill's part of one attempt: a `Prefill` call from its start to the seal. Started by `reserve` or by `attempt`.
+"""Prefill's part of one attempt, from its start to the seal: in a session or a call. Started by `reserve` or `attempt`.
 
     PrefillRun(spec) --(images first)--> Prefill --> accepted --> scores ... --> sealed
                             `--------------------------`------------`-------> a failure, in `sealed`
@@ -24,10 +24,13 @@ from baton.rpc.gen import common_pb2, prefill_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.placement.pair import Pair
+from baton.services.router.dispatch.prefill.coming import ComingPrompts
 from baton.services.router.dispatch.scores.collector import ScoreCollector
+from baton.services.router.dispatch.sessions.opens import PrefillEvents, open_prefill
 from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
     AttemptFailure,
+    FaultSource,
     classify_reported,
     classify_rpc_error,
     guarded,
@@ -37,8 +40,6 @@ from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.generation import MediaFile
 
 PREFILL = WorkerRole.PREFILL
-
-_PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,15 @@ class PrefillRun:
     that prefill probably has cached.
     """
 
-    def __init__(self, workers: WorkerSet, uploader: MediaUploader, spec: PrefillSpec) -> None:
+    def __init__(
+        self, workers: WorkerSet, uploader: MediaUploader, spec: PrefillSpec, *, coming: ComingPrompts | None = None
+    ) -> None:
+        """`coming`: requests that are about to be sent; the worker is told how many others there are."""
         loop, worker = asyncio.get_running_loop(), spec.pair.prefill
+        self._num_coming = 0
+        if coming is not None:
+            coming.discard(spec.request.id.request_id)
+            self._num_coming = coming.count(loop.time())
         self.worker = worker
         self.encoded = encode_request(spec.request)
         self.sealed: asyncio.Future[prefill_pb2.Sealed] = loop.create_future()
@@ -81,7 +89,8 @@ class PrefillRun:
         self._workers = workers
         self._uploader = uploader
         self._accepted_at = 0.0
-        self._on_accepted: Callable[[float], None] | None = None
+        self._encode_s = 0.0
+        self._on_accepted: Callable[[float, float], None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], object]] = []
         try:
@@ -94,11 +103,14 @@ class PrefillRun:
             self.close()
             raise
 
-    def when_accepted(self, call: Callable[[float], None]) -> None:
-        """Calls `call` when prefill has the request, perhaps now, with the seconds for which it has had it."""
+    def when_accepted(self, call: Callable[[float, float], None]) -> None:
+        """Calls `call` when prefill has the request, perhaps now, with the seconds for which it has had it.
+
+        And with those before, for which its images were on their way over encode workers.
+        """
         self._on_accepted = call
         if self.accepted:
-            call(asyncio.get_running_loop().time() - self._accepted_at)
+            call(asyncio.get_running_loop().time() - self._accepted_at, self._encode_s)
 
     @property
     def failure(self) -> BaseException | None:
@@ -129,8 +141,9 @@ class PrefillRun:
         """Names the worker that has more of the prompt cached than prefill, if one is known."""
         spec = self._spec
         message = prefill_pb2.PrefillRequest(
-            request=self.encoded, decode_prefix_len=spec.decode_prefix_len, deadline_s=timeout_s
-        )
+            request=self.encoded, decode_prefix_len=spec.decode_prefix_len, deadline_s=timeout_s,
+            num_coming=self._num_coming,
+        )  # fmt: skip
         num_tokens = len(spec.request.tokens)
         choice = self._workers.find_page_source(spec.pair, num_tokens, spec.keys, spec.known)
         if choice is not None:
@@ -139,17 +152,19 @@ class PrefillRun:
             message.page_source.num_pages = choice.num_pages
         return message
 
-    def _open(self, message: prefill_pb2.PrefillRequest) -> _PrefillCall:
-        stub, timeout_s = self._workers.prefill_stub(self._spec.pair.prefill), message.deadline_s + GRACE_S
-        call: _PrefillCall = stub.Prefill(message, timeout=timeout_s, metadata=self._spec.metadata)
-        self._undo.append(call.cancel)
-        return call
+    def _open(self, message: prefill_pb2.PrefillRequest) -> PrefillEvents:
+        spec, timeout_s = self._spec, message.deadline_s + GRACE_S
+        events = open_prefill(self._workers, spec.pair.prefill, message, timeout_s, spec.metadata)
+        self._undo.append(events.cancel)
+        return events
 
     async def _upload(self, message: prefill_pb2.PrefillRequest) -> None:
         """Brings the images to prefill, then computes the prompt there."""
         spec = self._spec
         try:
-            await self._uploader.put(spec.pair.prefill, spec.files, spec.request.salt, spec.deadline, spec.metadata)
+            self._encode_s = await self._uploader.put(
+                spec.pair.prefill, spec.files, spec.request.salt, spec.deadline, spec.metadata
+            )
         except (AttemptFailure, BatonError) as error:
             self.fail(suspect_lost(self._workers, spec.pair.prefill, error, spec.request.id))
             return
@@ -159,16 +174,16 @@ class PrefillRun:
         message.deadline_s = max(0.0, spec.deadline - asyncio.get_running_loop().time())
         await self._read(self._open(message))
 
-    async def _read(self, call: _PrefillCall) -> None:
+    async def _read(self, events: PrefillEvents) -> None:
         """Reads Prefill to its end. Ignores what follows the seal."""
         error: AttemptFailure | BatonError | None = None
         try:
-            async for event in call:
+            async for event in events:
                 match event.WhichOneof("event"):
                     case "accepted":
                         self.accepted, self._accepted_at = True, asyncio.get_running_loop().time()
                         if self._on_accepted is not None:
-                            self._on_accepted(0.0)
+                            self._on_accepted(0.0, self._encode_s)
                     case "scores" if not self.sealed.done():
                         self._add_scores(event.scores)
                     case "sealed" if not self.sealed.done():
@@ -181,6 +196,9 @@ class PrefillRun:
         except grpc.aio.AioRpcError as rpc_error:
             worker, id = self._spec.pair.prefill, self._spec.request.id
             error = suspect_lost(self._workers, worker, classify_rpc_error(rpc_error, PREFILL), id)
+        except WorkerLost as lost:  # its session was lost
+            worker, broken = self._spec.pair.prefill, AttemptFailure(lost, FaultSource.PREFILL)
+            error = suspect_lost(self._workers, worker, broken, self._spec.request.id)
         finally:
             self.fail(error or lost_worker(PREFILL, "ended its stream early"))
 

@@ -1,1 +1,1 @@
-"""The router's end of sessions with decode workers."""
+"""The router's end of sessions with its workers."""

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.domain.errors import WorkerLost
-from baton.rpc.gen import decode_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.generation import TokenChunk
 
-SessionEvent = decode_pb2.GenerateEvent | pb.TokenRow
+SessionEvent = decode_pb2.GenerateEvent | pb.TokenRow | decode_pb2.ReserveReply | prefill_pb2.PrefillEvent
 
 OnRow = Callable[[pb.TokenRow], TokenChunk | None]
 """Takes a row at once. A chunk that it returns, and an exception that it raises, go to the reader."""
@@ -21,11 +21,14 @@ class SessionStream:
     """Keeps what came until it is read: the session itself never waits. A request bounds its own tokens.
 
     A reader that waits may have rows handed to it by a call, without a task switch: all but the last one of the stream.
-    `on_cancel` tells the worker that the rest is not wanted.
+    `on_cancel` tells the worker that the rest is not wanted. `make_failure`: the event of a stream that fails.
     """
 
-    def __init__(self, on_cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, on_cancel: Callable[[], None], make_failure: Callable[[common_pb2.Failure], SessionEvent] | None = None
+    ) -> None:
         self._on_cancel = on_cancel
+        self._make_failure = make_failure or _failed_attempt
         self._unread: deque[SessionEvent] = deque()
         self._lost: WorkerLost | None = None
         self._ended = False
@@ -39,6 +42,10 @@ class SessionStream:
         if not self._cancelled:
             self._unread.append(event)
             self._wake()
+
+    def put_failure(self, failure: common_pb2.Failure) -> None:
+        """Adds the event of a failure."""
+        self.put(self._make_failure(failure))
 
     def put_row(self, row: pb.TokenRow) -> None:
         """Adds a row, or hands it to the reader that waits for it. Raises nothing."""
@@ -98,3 +105,7 @@ class SessionStream:
         self._on_row = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _failed_attempt(failure: common_pb2.Failure) -> SessionEvent:
+    return decode_pb2.GenerateEvent(failed=failure)

@@ -1,16 +1,17 @@
-"""One session with a decode worker: opens streams, and hands what comes to them. Owned by one event loop."""
+"""One session with a worker: opens streams, and hands what comes to them. Owned by one event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 from baton.domain.errors import WorkerLost
 from baton.domain.trace_context import TraceContext
-from baton.rpc.gen import decode_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
-from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.sessions.session_stream import SessionEvent, SessionStream
 from baton.session.dialler import SessionDialler
-from baton.session.lifecycle import ENDED_STATES
+from baton.session.lifecycle import ENDED_STATES, SessionState
 from baton.session.prompts import split_prompt
 from baton.session.streams import StreamTable
 from baton.telemetry.metrics import SESSION_EVENTS_TOTAL
@@ -42,8 +43,7 @@ class WorkerSession:
 
     def open(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> SessionStream:
         """Starts an attempt. Raises `LinkBroken` if the session has no stream numbers left."""
-        stream = SessionStream(lambda: self._abort(number))
-        number = self._streams.draw(stream, self._loop.time())
+        number, stream = self._draw()
         tokens = list(request.request.tokens)
         opened = pb.Open(
             request=request.request,
@@ -55,10 +55,31 @@ class WorkerSession:
             http_request_id=trace.http_request_id,
         )
         del opened.request.tokens[:]
-        self._dialler.pump.post(pb.StreamMessage(stream=number, open=opened))
-        for part in split_prompt(tokens):
-            self._dialler.pump.post(pb.StreamMessage(stream=number, prompt=part))
+        self._post_with_prompt(pb.StreamMessage(stream=number, open=opened), tokens)
         return stream
+
+    def reserve(self, request: decode_pb2.ReserveRequest, trace: TraceContext) -> SessionStream:
+        """Asks for room; a `ReserveReply` comes. Raises `LinkBroken` if the session has no stream numbers left."""
+        number, stream = self._draw(lambda failure: decode_pb2.ReserveReply(refused=failure))
+        opened = pb.OpenReserve(request=request, traceparent=trace.traceparent, http_request_id=trace.http_request_id)
+        self._dialler.pump.post(pb.StreamMessage(stream=number, reserve=opened))
+        return stream
+
+    def prefill(self, request: prefill_pb2.PrefillRequest, trace: TraceContext) -> SessionStream:
+        """Starts a prompt; `PrefillEvent`s come. Raises `LinkBroken` if the session has no stream numbers left."""
+        number, stream = self._draw(lambda failure: prefill_pb2.PrefillEvent(failed=failure))
+        opened = pb.OpenPrefill(request=request, traceparent=trace.traceparent, http_request_id=trace.http_request_id)
+        del opened.request.request.tokens[:]
+        self._post_with_prompt(pb.StreamMessage(stream=number, prefill=opened), request.request.tokens)
+        return stream
+
+    def abort(self, request: common_pb2.AbortRequest) -> bool:
+        """Sends an abort behind all opens. Returns False, and sends none, once the session has ended or leaves."""
+        state = self._dialler.session.state
+        if state in ENDED_STATES or state is SessionState.LEAVING:
+            return False
+        self._dialler.pump.post(pb.StreamMessage(abort_attempt=request))
+        return True
 
     def leave(self, reason: str) -> None:
         """Ends the session as planned. `task` ends when the worker has heard of it, or after `leave_s`."""
@@ -90,25 +111,49 @@ class WorkerSession:
                     self._put(message.stream, decode_pb2.GenerateEvent(imported=imported))
                 case "scores":
                     self._put(message.stream, decode_pb2.GenerateEvent(scores=message.scores))
+                case "reserve_reply":
+                    self._put(message.stream, message.reserve_reply, ends=True)
+                case "prefill_event":
+                    event = message.prefill_event
+                    self._put(message.stream, event, ends=event.HasField("sealed") or event.HasField("failed"))
                 case "ended":
-                    failed = decode_pb2.GenerateEvent(failed=message.ended.failure)
-                    self._put(message.stream, failed, ends=True)
+                    if (stream := self._find(message.stream)) is not None:
+                        stream.put_failure(message.ended.failure)
+                        self._end(message.stream, stream)
 
     def on_ended(self, reason: str) -> None:
         """See `SessionOwner`. Every attempt in it has lost its worker."""
         self._timer.cancel()
         for stream in self._streams.close_all():
-            stream.end(WorkerLost(f"the session with decode has ended: {reason}"))
+            stream.end(WorkerLost(f"the session with a worker has ended: {reason}"))
 
-    def _put(self, number: int, event: decode_pb2.GenerateEvent, *, ends: bool = False) -> None:
+    def _draw(
+        self, make_failure: Callable[[common_pb2.Failure], SessionEvent] | None = None
+    ) -> tuple[int, SessionStream]:
+        stream = SessionStream(lambda: self._abort(number), make_failure)
+        number = self._streams.draw(stream, self._loop.time())
+        return number, stream
+
+    def _post_with_prompt(self, opened: pb.StreamMessage, tokens: Iterable[int]) -> None:
+        self._dialler.pump.post(opened)
+        for part in split_prompt(tokens):
+            self._dialler.pump.post(pb.StreamMessage(stream=opened.stream, prompt=part))
+
+    def _put(self, number: int, event: SessionEvent, *, ends: bool = False) -> None:
+        if (stream := self._find(number)) is not None:
+            stream.put(event)
+            if ends:
+                self._end(number, stream)
+
+    def _find(self, number: int) -> SessionStream | None:
         stream = self._streams.get(number)
         if stream is None:
             SESSION_EVENTS_TOTAL.labels("late_message").inc()
-            return
-        stream.put(event)
-        if ends:
-            self._streams.close(number)
-            stream.end()
+        return stream
+
+    def _end(self, number: int, stream: SessionStream) -> None:
+        self._streams.close(number)
+        stream.end()
 
     def _abort(self, number: int) -> None:
         if self._streams.close(number) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -89,6 +90,18 @@ async def test_the_file_goes_to_the_encode_worker_once_and_its_name_to_prefill()
         assert tokens(await w.base.generate(sequence("text"))) == scripted(5)
 
 
+@pytest.mark.parametrize("is_apart", [True, False])
+async def test_the_way_over_an_encode_worker_is_the_stage_encode(is_apart: bool):
+    """A file that goes to prefill itself is a part of DISPATCH."""
+    async with encoders(capabilities=(EMBEDDINGS,) if is_apart else ()) as w:
+        for name in ("a", "b"):
+            await w.ask(name, RED)
+        timers, now = w.base.timings.timers, time.monotonic()
+        first, second = ([part.stage.value for part in timer.stages(now, finished=True)] for timer in timers)
+        assert ("encode" in first) is is_apart
+        assert "encode" not in second, "prefill holds it"
+
+
 async def test_prefill_workers_share_an_embedding():
     async with encoders(num_prefill=2) as w:
         first, second = w.base.cluster.prefills
@@ -166,7 +179,7 @@ async def test_an_embedding_that_cannot_be_pulled_comes_from_another(capabilitie
     async with encoders(num_encoders=2, capabilities=capabilities) as w:
         w.encoders[0].media.num_forgotten = 1
         await w.ask("a", RED)
-        assert w.base.workers._suspected_until == {}
+        assert not w.base.workers.suspicions.any
         assert [len(encoder.media.headers) for encoder in w.encoders] == [1, 1]
         assert [request.id.attempt for request in w.prefill.requests] == [1]
 
@@ -327,4 +340,4 @@ async def test_a_lost_encode_worker_leaves_no_suspicion():
         await w.base.cluster.registry.announce(replace(record, incarnation=Incarnation(record.incarnation + 1)))
         await w.base.workers.wait_for_change()
         w.base.workers.suspect(record, WorkerLost("restarted"))
-        assert record.incarnation not in w.base.workers._suspected_until
+        assert not w.base.workers.suspicions.any

@@ -119,7 +119,7 @@ async def test_a_worker_of_another_processor_is_left_for_another_one():
             prefill.media.outcomes = outcomes
         assert tokens(await w.generate(seen("a", RED))) == scripted(5)
         assert [len(prefill.media.headers) for prefill in w.cluster.prefills] == [1, 1]
-        assert w.workers._suspected_until == {}  # it is well, and serves text
+        assert not w.workers.suspicions.any  # it is well, and serves text
         assert tokens(await w.generate(seen("b", RED))) == scripted(5)
 
 

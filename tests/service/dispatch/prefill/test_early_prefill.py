@@ -17,11 +17,12 @@ from baton.domain.request import FinishReason
 from baton.rpc.gen import decode_pb2, prefill_pb2
 from baton.services.router.dispatch.prefill import early_start
 from baton.services.router.dispatch.reserve import ReserveLimits
-from baton.services.router.generation import TokenChunk
+from baton.services.router.generation import AdmittedRequest, TokenChunk
 from baton.telemetry.metrics import EARLY_PREFILLS_TOTAL
 from tests.mock_workers import Busy, Crash, Fail, Hold, MockDecode, MockPrefill, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
+    PROMPT,
     World,
     scripted,
     sequence,
@@ -85,6 +86,41 @@ async def test_no_round_trip_precedes_prefill_where_room_is_known(available_page
         decode.release()
         assert tokens(await run) == scripted(5)
         assert (prefill.num_answers, decode.num_answers) == ([num_round_trips], 1)
+
+
+class CountedPrefill(MockPrefill):
+    """Notes how many prompts were about to come behind each."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.num_coming: list[int] = []
+
+    async def Prefill(  # gRPC's name
+        self, message: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        self.num_coming.append(message.num_coming)
+        async for event in super().Prefill(message, context):
+            yield event
+
+
+async def test_prefill_is_told_how_many_prompts_are_about_to_be_sent():
+    prefill = CountedPrefill("prefill-9")
+    async with world([], []) as w:
+        w.cluster.prefills.append(prefill)
+        w.cluster.decodes.append(MockDecode("decode-9"))
+        await w.cluster.start()
+        await two_refreshes(w)
+
+        async def consume(admitted: AdmittedRequest) -> None:
+            async for _ in w.dispatcher.run(admitted):
+                pass
+
+        await asyncio.gather(*[consume(one) for one in [w.admit(sequence(name, prompt=(*PROMPT,))) for name in "abc"]])
+        assert sorted(prefill.num_coming) == [0, 1, 2]
+        released = w.admit(sequence("d"))
+        w.dispatcher.release(released)
+        await consume(w.admit(sequence("e")))
+        assert prefill.num_coming[3:] == [0]
 
 
 async def test_no_token_comes_before_the_reservation():

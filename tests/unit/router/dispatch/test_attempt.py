@@ -106,7 +106,8 @@ class ScriptedWorkers:
     imported: list[AttemptId] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     ended: list[AttemptId] = field(default_factory=list)
-    decode_sessions: Any = None
+    worker_sessions: Any = None
+    suspicions: Any = field(default_factory=lambda: type("NoSuspicions", (), {"any": False}))
 
     def prefill_stub(self, record: object) -> Any:
         return type("Stub", (), {"Prefill": lambda _, request, **options: self.prefill})()
@@ -118,7 +119,7 @@ class ScriptedWorkers:
         self.lost[incarnation] = on_lost
         return lambda: None
 
-    def suspect(self, record: Any, reason: object, id: AttemptId) -> None:
+    def suspect(self, record: Any, reason: object, id: AttemptId, refuses: bool = False) -> None:
         self.suspected.append(record.role.value)
 
     def find_page_source(self, *args: object) -> None: ...
@@ -166,7 +167,7 @@ async def running(num_emitted: int = 0, deadline_s: float = 60.0, sessions: Any 
     reservation = PairReservation(PAIR, "reservation", 0, ())
     tracked.on_reserved(reservation)
     workers = ScriptedWorkers()
-    workers.decode_sessions = sessions
+    workers.worker_sessions = sessions
     scripted = cast(Any, workers)
     attempt = Attempt(tracked, reservation, scripted, scripted, lambda spec: PrefillRun(scripted, scripted, spec))
     try:
@@ -395,6 +396,5 @@ async def test_a_stream_that_cannot_be_opened_ends_the_attempt(monkeypatch, stub
     monkeypatch.setattr(workers, stub, lambda record: 1 / 0)
     monkeypatch.setitem(globals(), "ScriptedWorkers", lambda: workers)
     with pytest.raises(ZeroDivisionError):
-        async with running():
-            pass
+        await running().__aenter__()
     assert (workers.aborts, len(workers.ended), workers.prefill.cancelled) == (["cancelled"] * 2, 1, is_cancelled)

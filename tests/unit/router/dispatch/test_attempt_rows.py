@@ -15,6 +15,8 @@ from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSo
 from baton.services.router.generation import TokenChunk
 from tests.unit.router.dispatch.test_attempt import IMPORTED, PAIR, Running, chunk, running, sealed
 
+DEADLINE_S = 60.0
+
 
 class ScriptedSessions:
     """A session with decode that a test fills by its stream."""
@@ -24,6 +26,9 @@ class ScriptedSessions:
 
     def serves(self, worker: object) -> bool:
         return True
+
+    def takes_opens(self, worker: object) -> bool:
+        return False
 
     def open(self, worker: object, request: object, metadata: object) -> SessionStream:
         return self.stream
@@ -35,7 +40,7 @@ def row(index: int, *tokens: int) -> session_pb2.TokenRow:
 
 @asynccontextmanager
 async def waiting(
-    sessions: ScriptedSessions, taken: list[TokenChunk], deadline_s: float = 60.0
+    sessions: ScriptedSessions, taken: list[TokenChunk]
 ) -> AsyncIterator[tuple[Running, asyncio.Task[TokenChunk]]]:
     """An attempt in a session that has given two chunks, and a read of it that waits and takes what comes."""
 
@@ -43,7 +48,7 @@ async def waiting(
         taken.append(chunk)
         return True
 
-    async with running(deadline_s=deadline_s, sessions=sessions) as r:
+    async with running(deadline_s=DEADLINE_S, sessions=sessions) as r:
         r.workers.prefill.send(sealed())
         sessions.stream.put(IMPORTED)
         sessions.stream.put_row(row(1))
@@ -66,10 +71,15 @@ async def test_a_row_that_is_handed_over_is_checked_as_one_that_is_read(index: i
         assert r.tracked.engine_request().num_emitted == 3
 
 
-async def test_the_deadline_ends_a_read_that_takes_rows():
+async def test_the_deadline_ends_a_read_that_takes_rows(monkeypatch: pytest.MonkeyPatch):
     sessions, taken = ScriptedSessions(), list[TokenChunk]()
-    async with waiting(sessions, taken, deadline_s=0.05) as (_, reading):
+    async with waiting(sessions, taken) as (_, reading):
         sessions.stream.put_row(row(2))
+        assert taken == [chunk(2)]
+        assert not reading.done()
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + DEADLINE_S)
         with pytest.raises(DeadlineExceeded):
             await reading
         assert taken == [chunk(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 from starlette.types import Message
@@ -11,6 +12,7 @@ from starlette.types import Message
 from baton.domain.errors import ModelReplaced
 from baton.services.router.openai.chat import ChatResponseBuilder
 from baton.services.router.openai.request_parser import ParsedRequest
+from baton.services.router.openai.valid_request import StreamOptions
 from baton.services.router.streaming.cursor import Cursor
 from baton.services.router.streaming.sse_stream import SseStream
 from baton.services.router.streaming.token_stream import TokenStream
@@ -76,3 +78,23 @@ async def test_a_client_with_other_tokens_gets_none_of_another_answer(here: tupl
 
 async def test_a_client_that_names_a_number_only_is_not_compared() -> None:
     assert b"[DONE]" in await resumed_after(Cursor(request(1).id, (2,)), 9, 9, 7)
+
+
+async def test_usage_done_and_the_end_are_one_message() -> None:
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    async def headers() -> dict[str, str]:
+        return {}
+
+    valid = replace(request(1), stream_options=StreamOptions(include_usage=True))
+    parsed = ParsedRequest(valid, ChatResponseBuilder(valid, bundled(), "f"))
+    stream = TokenStream(bundled(), valid, ScriptedSource({0: chunks([5, 6])}))
+    await SseStream(send, parsed, stream, with_ids=True).run(headers, 5.0)
+    last = messages[-1]
+    ids = [Cursor.parse(id.decode()) for id in re.findall(rb"id: (\S+)\n", last["body"])]
+    assert [id.num_tail for id in ids] == [1, 2]
+    assert last["body"].endswith(b"data: [DONE]\n\n")
+    assert [message.get("more_body") for message in messages[1:]] == [True] * (len(messages) - 2) + [False]

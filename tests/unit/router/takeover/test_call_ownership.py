@@ -19,6 +19,7 @@ from baton.services.router.takeover.prompt_digest import PromptReplaced, check_p
 from baton.services.router.takeover.supersede_listener import SupersedeListener
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, CallStatus, Durability
+from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 
 ID = RequestId("call")
@@ -86,6 +87,16 @@ async def test_a_call_is_durable_once_the_store_has_it():
     async with writer:
         assert await asking is Durability.ROUTER
         assert await store.get_call(ID) is not None
+
+
+async def test_the_headers_do_not_wait_for_workers():
+    """A new call waits for its workers to be written with them; whoever waits for the store has it written at once."""
+    options = WriterOptions(journal_interval_s=3600.0, opening_s=3600.0)
+    async with StoreWriter(MemoryStore(), options) as writer, asyncio.timeout(10):
+        await asyncio.sleep(0)  # it waits for work
+        handle = CallOwnership(writer, OwnerId("r/1"), lambda: Durability.HOST).open(REQUEST, RAW)
+        await asyncio.sleep(0)
+        assert await handle.durability() is Durability.HOST
 
 
 async def test_a_slow_store_makes_a_call_not_durable():

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from baton.domain.ids import PageKey
-from baton.kv.events.event import CacheEvent, RemovedEvent, StoredEvent
+from baton.kv.events.event import CacheEvent, PageContent, RemovedEvent, StoredEvent
 from baton.settings.choices import KvEventsFormat
 from baton.worker.kv_events.publisher import KvEventPublisher, PublisherEndpoints
 
@@ -25,7 +25,7 @@ ANYWHERE = "tcp://127.0.0.1:*"
 
 
 def page(number: int) -> StoredEvent:
-    return StoredEvent(PageKey(number.to_bytes(16, "big")), None, (number, number))
+    return StoredEvent(PageKey(number.to_bytes(16, "big")), None, PageContent((number, number)))
 
 
 @dataclass

@@ -51,6 +51,6 @@ def test_only_a_publisher_gets_tokens_and_the_ring_keeps_none():
         fill(cache, [1, 2, 3, 4, 5])
         assert cache.events is not None
         cache.events.flush()
-        assert all(event.tokens == () for event in events._log._ring if isinstance(event, StoredEvent))
+        assert all(event.content.tokens == () for event in events._log._ring if isinstance(event, StoredEvent))
         assert events.since(0) is not None
-    assert [event.tokens for event in published if isinstance(event, StoredEvent)] == [(1, 2), (3, 4)]
+    assert [event.content.tokens for event in published if isinstance(event, StoredEvent)] == [(1, 2), (3, 4)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.ids import PageKey
-from baton.kv.events.event import CacheEvent, ClearedEvent, RemovedEvent, StoredEvent
+from baton.kv.events.event import CacheEvent, ClearedEvent, PageContent, RemovedEvent, StoredEvent
 from baton.settings.choices import KvEventsFormat
 from baton.worker.kv_events.wire import BatchEncoder, block_hash, to_wire
 
@@ -25,6 +25,7 @@ def decoder(batch_as_array: bool, events_as_arrays: bool) -> msgspec.msgpack.Dec
         [
             ("block_hashes", list[int]), ("parent_block_hash", int | None), ("token_ids", list[int]),
             ("block_size", int), ("lora_id", int | None), ("medium", str | None, None), ("lora_name", str | None, None),
+            ("extra_keys", list[tuple[Any, ...] | None] | None, None),
         ],
         **options,
     )  # fmt: skip
@@ -50,8 +51,9 @@ def key(number: int) -> PageKey:
     return PageKey(number.to_bytes(16, "big"))
 
 
-def stored(number: int, parent: int | None = None) -> StoredEvent:
-    return StoredEvent(key(number), None if parent is None else key(parent), (10 * number, 10 * number + 1))
+def stored(number: int, parent: int | None = None, media: tuple[tuple[bytes, int], ...] = ()) -> StoredEvent:
+    content = PageContent((10 * number, 10 * number + 1), media)
+    return StoredEvent(key(number), None if parent is None else key(parent), content)
 
 
 @pytest.mark.parametrize("format", KvEventsFormat)
@@ -65,6 +67,36 @@ def test_a_consumer_of_each_format_reads_every_event(format: KvEventsFormat):
     assert (first.token_ids, first.block_size, first.lora_id, first.medium) == ([10, 11, 20, 21], SIZE, None, "GPU")
     assert (removed.block_hashes, removed.medium) == ([2], "GPU")
     assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([3], 1, [30, 31])
+
+
+@pytest.mark.parametrize("format", KvEventsFormat)
+def test_a_consumer_tells_images_apart(format: KvEventsFormat):
+    """As vLLM names them: (identity, offset of the image in the block) of each image of each block.
+
+    Dynamo reads only identities of 64 hex digits, and takes others for text.
+    """
+    red, blue = b"r" * 16, b"b" * 16
+    red_name, blue_name = (identity.hex() + 32 * "0" for identity in (red, blue))
+    events: list[CacheEvent] = [
+        stored(1), stored(2, 1, ((red, 1),)), stored(3, 2, ((red, -1), (blue, 1))), stored(4, 3),
+        stored(5, 1, ((blue, 1),)),
+    ]  # fmt: skip
+    batch = DECODERS[format].decode(BatchEncoder(format).encode(0.0, to_wire(events, SIZE)))
+    assert [(event.block_hashes, event.parent_block_hash, event.extra_keys) for event in batch.events] == [
+        ([1], None, None),
+        ([2, 3], 1, [([red_name, 1],), ([red_name, -1], [blue_name, 1])]),
+        ([4], 3, None),
+        ([5], 1, [([blue_name, 1],)]),
+    ]
+
+
+@pytest.mark.parametrize("format", KvEventsFormat)
+def test_events_of_text_have_no_fields_for_images(format: KvEventsFormat):
+    encoded = BatchEncoder(format).encode(0.0, to_wire([stored(1), stored(2, 1)], SIZE))
+    assert b"extra_keys" not in encoded
+    assert b"lora_name" not in encoded
+    (event,) = msgspec.msgpack.decode(encoded)["events" if format is KvEventsFormat.MAPS else 1]
+    assert len(event) == 7, "the type, and six fields"
 
 
 def test_only_pages_that_follow_each_other_share_an_event():

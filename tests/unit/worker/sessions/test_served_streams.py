@@ -145,7 +145,7 @@ async def test_a_lost_session_ends_all_attempts():
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(InvalidRequest("no"), "invalid_request"), (ZeroDivisionError(), "worker_lost")]
+    ("error", "code"), [(InvalidRequest("no"), "invalid_request"), (ZeroDivisionError(), "broken")]
 )
 async def test_an_error_is_the_end_of_its_stream_only(error: Exception, code: str):
     rig = ServedRig()
@@ -201,4 +201,4 @@ async def test_reconciliation_ends_what_one_side_does_not_have(monkeypatch: pyte
     rig.streams.apply([pb.StreamMessage(reconcile=pb.Reconcile(streams=[2, 7]))])
     await settle()
     assert rig.running == {"b"}
-    assert rig.ends() == [(7, "worker_lost")]
+    assert rig.ends() == [(7, "broken")]

@@ -61,7 +61,7 @@ class Uploads:
         outcome: Any = await future
         return prefill_pb2.PutMediaResponse(outcome=outcome, message="is damaged")
 
-    def put(self, *data: bytes, in_s: float = 60.0, worker: Any = WORKER) -> asyncio.Task[None]:
+    def put(self, *data: bytes, in_s: float = 60.0, worker: Any = WORKER) -> asyncio.Task[float]:
         deadline = asyncio.get_running_loop().time() + in_s
         return asyncio.create_task(self.uploader.put(worker, [image(one) for one in data], "", deadline, ()))
 
@@ -79,7 +79,7 @@ async def uploads() -> Uploads:
     return Uploads()
 
 
-async def both(uploads: Uploads, interrupt: Callable[[asyncio.Task[None]], object] | None = None) -> list[Any]:
+async def both(uploads: Uploads, interrupt: Callable[[asyncio.Task[float]], object] | None = None) -> list[Any]:
     """Two requests that need one image; what becomes of them once the first upload began."""
     first, second = uploads.put(b"red"), uploads.put(b"red")
     uploads.open.put_nowait(await uploads.open.get())

@@ -12,7 +12,7 @@ import pytest
 
 from baton.domain.errors import WorkerLost
 from baton.domain.trace_context import TraceContext
-from baton.rpc.gen import common_pb2, decode_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.sessions.worker_session import WorkerSession
 from baton.session.lifecycle import SessionState
@@ -132,3 +132,54 @@ async def test_a_session_that_is_cancelled_before_it_begins_ends_its_streams(dia
     async with asyncio.timeout(5.0):
         with pytest.raises(WorkerLost, match="this process has ended"):
             await stream.read()
+
+
+async def test_a_reservation_ends_with_its_reply(session: WorkerSession, dialler: RecordedDialler):
+    first, second = (session.reserve(decode_pb2.ReserveRequest(num_tokens=3), TRACE) for _ in range(2))
+    opened = dialler.posted[0]
+    assert (opened.stream, opened.reserve.request.num_tokens) == (1, 3)
+    assert (opened.reserve.traceparent, opened.reserve.http_request_id) == (TRACE.traceparent, "http-1")
+    reply = decode_pb2.ReserveReply(reserved=decode_pb2.Reserved(reservation_id="r-1"))
+    failed = pb.Ended(failure=common_pb2.Failure(code="overloaded"))
+    session.apply([pb.StreamMessage(stream=1, reserve_reply=reply), pb.StreamMessage(stream=2, ended=failed)])
+    assert [await first.read(), await first.read()] == [reply, None]
+    refused: Any = await second.read()
+    assert refused.refused.code == "overloaded"
+    first.cancel()
+    second.cancel()
+    assert len(dialler.posted) == 2, "the worker has ended them itself"
+
+
+@pytest.mark.parametrize("event", ["sealed", "failed", "ended"])
+async def test_a_prompt_ends_with_its_seal_or_a_failure(session: WorkerSession, dialler: RecordedDialler, event: str):
+    asked = prefill_pb2.PrefillRequest(request=request(3, 4).request, decode_prefix_len=2)
+    stream = session.prefill(asked, TRACE)
+    opened, prompt = dialler.posted
+    assert (list(opened.prefill.request.request.tokens), list(asked.request.tokens)) == ([], [3, 4])
+    assert (opened.prefill.request.decode_prefix_len, opened.prefill.http_request_id) == (2, "http-1")
+    assert (prompt.stream, len(prompt.prompt.tokens), prompt.prompt.last) == (1, 8, True)
+    accepted = prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())
+    failure = common_pb2.Failure(code="draining")
+    last = {
+        "sealed": pb.StreamMessage(stream=1, prefill_event=prefill_pb2.PrefillEvent(sealed=prefill_pb2.Sealed())),
+        "failed": pb.StreamMessage(stream=1, prefill_event=prefill_pb2.PrefillEvent(failed=failure)),
+        "ended": pb.StreamMessage(stream=1, ended=pb.Ended(failure=failure)),
+    }[event]
+    session.apply([pb.StreamMessage(stream=1, prefill_event=accepted), last])
+    assert await stream.read() == accepted
+    ended: Any = await stream.read()
+    assert ended.WhichOneof("event") == ("sealed" if event == "sealed" else "failed")
+    assert await stream.read() is None
+
+
+@pytest.mark.parametrize(
+    ("state", "is_sent"),
+    [(SessionState.OPEN, True), (SessionState.BROKEN, True), (SessionState.LOST, False), (SessionState.LEAVING, False)],
+)
+async def test_aborts_go_with_a_session_that_lives(
+    session: WorkerSession, dialler: RecordedDialler, state: SessionState, is_sent: bool
+):
+    dialler.session.state = state
+    asked = common_pb2.AbortRequest(reason="cancelled")
+    assert session.abort(asked) is is_sent
+    assert [(one.stream, one.abort_attempt) for one in dialler.posted] == [(0, asked)] * is_sent

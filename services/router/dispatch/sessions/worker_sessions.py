@@ -1,4 +1,4 @@
-"""The sessions of a router with decode workers, one a worker incarnation. Owned by one event loop."""
+"""The sessions of a router with its workers, one a worker incarnation. Owned by one event loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.domain.worker import SESSIONS, WorkerRecord
-from baton.rpc.gen import decode_pb2
+from baton.domain.worker import SESSION_OPENS, SESSIONS, WorkerRecord
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.request_metadata import Metadata, trace_context
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
 from baton.services.router.dispatch.sessions.worker_session import WorkerSession
@@ -19,7 +19,7 @@ from baton.session.wires.grpc_wire import GrpcWire
 from baton.session.wires.wire import Wire
 
 
-class DecodeSessions:
+class WorkerSessions:
     """Dials a worker when it appears, and again when a lost session is needed. `id`: of this router process."""
 
     def __init__(
@@ -41,10 +41,24 @@ class DecodeSessions:
 
     def open(self, worker: WorkerRecord, request: decode_pb2.GenerateRequest, metadata: Metadata) -> SessionStream:
         """Starts an attempt on `worker`. `metadata`: as of a call. Its failures come with the first read."""
+        return self._current(worker).open(request, trace_context(dict(metadata)))
+
+    def takes_opens(self, worker: WorkerRecord) -> bool:
+        """True if reservations, prompts and aborts go to the worker in its session, not by calls."""
+        return SESSION_OPENS in worker.capabilities and self.serves(worker)
+
+    def reserve(self, worker: WorkerRecord, request: decode_pb2.ReserveRequest, metadata: Metadata) -> SessionStream:
+        """Asks a decode worker for room. The caller bounds its wait for the reply, and cancels the stream."""
+        return self._current(worker).reserve(request, trace_context(dict(metadata)))
+
+    def prefill(self, worker: WorkerRecord, request: prefill_pb2.PrefillRequest, metadata: Metadata) -> SessionStream:
+        """Starts a prompt on a prefill worker. The caller bounds its wait for the seal, and cancels the stream."""
+        return self._current(worker).prefill(request, trace_context(dict(metadata)))
+
+    def abort(self, worker: WorkerRecord, request: common_pb2.AbortRequest) -> bool:
+        """Sends an abort behind all that was opened. False if no session can bring it: then a call must."""
         session = self._sessions.get(worker.incarnation)
-        if session is None or session.has_ended:
-            session = self._dial(worker)
-        return session.open(request, trace_context(dict(metadata)))
+        return session is not None and self.takes_opens(worker) and session.abort(request)
 
     def follow(self, workers: Iterable[WorkerRecord]) -> None:
         """Dials workers that are new, and ends the sessions with all others than `workers`: they are lost."""
@@ -60,6 +74,10 @@ class DecodeSessions:
             session.leave("the router leaves")
         await asyncio.gather(*self._running, return_exceptions=True)
 
+    def _current(self, worker: WorkerRecord) -> WorkerSession:
+        session = self._sessions.get(worker.incarnation)
+        return self._dial(worker) if session is None or session.has_ended else session
+
     def _dial(self, worker: WorkerRecord) -> WorkerSession:
         peer = DialledPeer(worker.address, worker.incarnation, self._id, self._incarnation)
         session = WorkerSession(SessionDialler(self._wire, self._trust, peer, self._limits))
@@ -70,13 +88,13 @@ class DecodeSessions:
 
 
 @asynccontextmanager
-async def open_sessions(wanted: bool, id: str, trust: ClusterTrust) -> AsyncIterator[DecodeSessions | None]:
+async def open_sessions(wanted: bool, id: str, trust: ClusterTrust) -> AsyncIterator[WorkerSessions | None]:
     """Sessions over gRPC that end with the context; None unless they are `wanted`. `id`: of this router process."""
     if not wanted:
         yield None
         return
     wire = GrpcWire(trust)
-    sessions = DecodeSessions(wire, id, new_incarnation(), trust)
+    sessions = WorkerSessions(wire, id, new_incarnation(), trust)
     try:
         yield sessions
     finally:

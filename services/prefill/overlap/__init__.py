@@ -1,0 +1,1 @@
+"""Prefill with a step in flight while the next one is scheduled and started."""

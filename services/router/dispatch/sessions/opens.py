@@ -1,0 +1,108 @@
+"""How a router asks its workers: in the session of a worker that takes opens there, else by a call.
+
+Both ways end alike. A session that breaks resumes; when it is lost, what was asked in it fails as a call that broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from baton.domain.errors import WorkerLost
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.rpc.gen import decode_pb2, prefill_pb2
+from baton.rpc.request_metadata import Metadata
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.worker_errors import (
+    AttemptFailure,
+    FaultSource,
+    classify_rpc_error,
+    lost_worker,
+)
+from baton.services.router.dispatch.workers import WorkerSet
+
+DECODE = WorkerRole.DECODE
+
+
+async def ask_for_room(
+    workers: WorkerSet, worker: WorkerRecord, request: decode_pb2.ReserveRequest, timeout_s: float, metadata: Metadata
+) -> decode_pb2.ReserveReply:
+    """The reply of a decode worker. Raises `AttemptFailure`, or the worker's error that ends the request."""
+    sessions = workers.worker_sessions
+    if sessions is not None and sessions.takes_opens(worker):
+        return await _read_reply(sessions.reserve(worker, request, metadata), timeout_s)
+    try:
+        reply: decode_pb2.ReserveReply = await workers.decode_stub(worker).Reserve(
+            request, timeout=timeout_s, metadata=metadata
+        )
+    except grpc.aio.AioRpcError as error:
+        raise classify_rpc_error(error, DECODE) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Closing the channel of a lost worker cancelled the call.
+        raise lost_worker(DECODE, "was lost before it replied") from None
+    return reply
+
+
+async def _read_reply(stream: SessionStream, timeout_s: float) -> decode_pb2.ReserveReply:
+    try:
+        async with asyncio.timeout(timeout_s):
+            reply = await stream.read()
+    except TimeoutError:
+        raise lost_worker(DECODE, "did not reply in time") from None
+    except WorkerLost as lost:
+        raise AttemptFailure(lost, FaultSource.DECODE) from None
+    finally:
+        stream.cancel()
+    if not isinstance(reply, decode_pb2.ReserveReply):
+        raise lost_worker(DECODE, "ended a reservation without a reply")
+    return reply
+
+
+class PrefillEvents(Protocol):
+    """The events of a prompt, in order. Reading raises `AioRpcError` or `WorkerLost` when its worker is lost."""
+
+    def cancel(self) -> object:
+        """Ends them here and at the worker. A reader gets `CancelledError`."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[prefill_pb2.PrefillEvent]: ...
+
+
+def open_prefill(
+    workers: WorkerSet,
+    worker: WorkerRecord,
+    request: prefill_pb2.PrefillRequest,
+    timeout_s: float,
+    metadata: Metadata,
+) -> PrefillEvents:
+    """Starts a prompt on a prefill worker. `timeout_s`: of a call; in a session its attempt has the deadline."""
+    sessions = workers.worker_sessions
+    if sessions is not None and sessions.takes_opens(worker):
+        return _EventsInSession(sessions.prefill(worker, request, metadata))
+    call: PrefillEvents = workers.prefill_stub(worker).Prefill(request, timeout=timeout_s, metadata=metadata)
+    return call
+
+
+class _EventsInSession:
+    """`PrefillEvents` of a stream."""
+
+    def __init__(self, stream: SessionStream) -> None:
+        self._stream = stream
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+    def __aiter__(self) -> _EventsInSession:
+        return self
+
+    async def __anext__(self) -> prefill_pb2.PrefillEvent:
+        event = await self._stream.read()
+        if not isinstance(event, prefill_pb2.PrefillEvent):
+            raise StopAsyncIteration
+        return event
