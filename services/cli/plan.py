@@ -130,6 +130,12 @@ def callable_host(host: str) -> str:
     return LOCALHOST if host in {"0.0.0.0", "::", ""} else host
 
 
+def require_port(host: str, port: int) -> None:
+    """Raises `OSError` for a busy port."""
+    if port:
+        _choose_port(host, port)
+
+
 def _choose_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises `OSError` for a busy port, before any process is started."""
     with _listening(host, port or free_ports(1)[0]) as probe:

@@ -208,7 +208,7 @@ async def _wait_until_ready(backend: RunningBackend, fingerprint: str, wait_s: f
                 await workers.wait_for_change()
     except TimeoutError:
         raise NoWorkers(f"within {wait_s:g} s: {workers.readiness()[1]}") from None
-    if not workers.has_fingerprint(fingerprint):
+    if not workers.has_model(fingerprint):
         raise NotReplayable(f"no chosen pair of workers has the model of this request (fingerprint {fingerprint}).")
 
 

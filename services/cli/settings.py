@@ -8,10 +8,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from baton.services.cli.calibration.prediction import Deployment
 from baton.services.cli.forwarded_flags import SERVICES as SERVICES
 from baton.services.cli.forwarded_flags import ForwardedFlags
 from baton.settings.base import Settings
-from baton.settings.choices import Dtype, LogLevel, Transport
+from baton.settings.choices import Dtype, LogLevel, Transport, VisionKind
 from baton.settings.groups import ClusterTrustSettings, Count, Port, RedisUrl, Seconds
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -22,6 +23,11 @@ class UpSettings(ForwardedFlags):
 
     model: str = "bundled"
     """`bundled`, `bundled-vision`, a directory with a Hugging Face model, or an id of its Hub: `Qwen/Qwen3-0.6B`."""
+
+    deployment: Deployment = Deployment.AUTO
+    """Workers: split (prefill and decode apart), colocated (decode workers on all cores compute prompts, too, in
+    chunks), or auto: split, but on at most four cores, where no worker is named and the model is not bundled, what step
+    times of this machine predict to serve more. They are measured once a model."""
 
     prefill: Annotated[int, Field(ge=0)] = 1
     """Number of prefill workers; 0: decode workers compute prompts themselves."""
@@ -91,8 +97,24 @@ class UpSettings(ForwardedFlags):
         return self
 
     @model_validator(mode="after")
+    def _names_workers_once(self) -> Self:
+        if self.deployment is not Deployment.COLOCATED:
+            return self
+        if self.prefill_is_named or self.encode:
+            raise ValueError("a colocated deployment has decode workers only: leave out prefill and encode")
+        if getattr(self, "vision", None) in (VisionKind.LOCAL, VisionKind.REMOTE):  # a forwarded flag
+            raise ValueError("a colocated deployment serves no images, which prefill workers encode: leave out vision")
+        return self
+
+    @property
+    def prefill_is_named(self) -> bool:
+        """True if the number of prefill workers was given, and is not 0."""
+        return "prefill" in self.model_fields_set and self.prefill > 0
+
+    @model_validator(mode="after")
     def _has_prefill(self) -> Self:
-        if self.prefill == 0 and self.decode_token_budget == 0:
+        is_colocated = self.deployment is Deployment.COLOCATED
+        if self.prefill == 0 and self.decode_token_budget == 0 and not is_colocated:
             raise ValueError("without prefill workers decode_token_budget must say how decode workers prefill")
         return self
 

@@ -1,7 +1,7 @@
 """`baton up`: starts a whole system on this machine, checks it with a request, and stops it again.
 
 1. Check variables, the model's files, Redis and the port.
-2. Start Redis unless one is given, then workers and router. Each worker gets its own cores.
+2. Start Redis unless one is given, choose the deployment, start workers and router. Each worker gets its own cores.
 3. Wait until the router is ready and a smoke_request's pages have moved.
 4. Serve until Ctrl-C or SIGTERM; start a process that died once more, unless that happens too often.
 5. Stop the router (it drains), decode, prefill, encode, Redis; leave nothing behind.
@@ -28,11 +28,12 @@ from rich.console import Console
 
 from baton.rpc.shutdown import shutdown_event
 from baton.services.cli import smoke_request
+from baton.services.cli.calibration.deployment import choose_deployment
 from baton.services.cli.doctor.redis_server import read_facts, server_results
 from baton.services.cli.doctor.results import CheckStatus
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.key import own_keys
-from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores
+from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores, require_port
 from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.cli.processes.supervisor import Child, Supervisor
@@ -70,17 +71,28 @@ def up(
     console = Console(stderr=True)
     with console.status(f"finding model {chosen.model}"):
         resolve_model(chosen.model)
+    require_port(chosen.host, chosen.port)
     with (
         _redis(chosen.redis_url, console) as redis_url,
         _secret_file(chosen.cluster_secret_file) as secret_file,
         own_keys(chosen.api_keys_file) as keys,
         _log_dir(chosen.log_dir) as log_dir,
         _demo_socket(chosen.demo) as demo_socket,
-        _core_lease_file(plan_cores(chosen, usable_cores())) as core_lease_file,
     ):
-        shared = SharedFlags(redis_url, secret_file, demo_socket, core_lease_file)
-        plan = make_plan(chosen, shared, usable_cores(), keys)
-        return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket))
+        chosen = _with_deployment(chosen, console)
+        with _core_lease_file(plan_cores(chosen, usable_cores())) as core_lease_file:
+            shared = SharedFlags(redis_url, secret_file, demo_socket, core_lease_file)
+            plan = make_plan(chosen, shared, usable_cores(), keys)
+            return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket))
+
+
+def _with_deployment(settings: UpSettings, console: Console) -> UpSettings:
+    """The settings with the workers to start, told where they were chosen."""
+    with console.status("looking for step times of this machine, by which the workers are chosen"):
+        chosen = choose_deployment(settings, usable_cores())
+    if chosen.note:
+        console.print(chosen.note, highlight=False, markup=False)
+    return chosen.settings
 
 
 async def run_plan(

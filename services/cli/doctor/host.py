@@ -80,12 +80,17 @@ def check_cpu(root: Path, machine: str | None = None) -> DoctorResult:
     return ok("cpu", f"{kind} with {' '.join(shown)}")
 
 
+def available_bytes(root: Path) -> int | None:
+    """Memory that new processes can have; None if the kernel does not tell."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
+
+
 def check_memory(root: Path) -> DoctorResult:
     """Memory that new processes can have."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
-    if found is None:
+    available = available_bytes(root)
+    if available is None:
         return warn("memory", "the kernel does not tell", "look at `free -g`")
-    available = int(found[1]) * 1024
     if available < MIN_AVAILABLE_BYTES:
         fix = "end other programs, or give workers a smaller pool, such as --kv-memory-mib 64"
         return fail("memory", f"{available / _GIB:.1f} GiB available", fix)

@@ -100,7 +100,19 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(tokens, service, m
     assert "Did you mean BATON_PAGE_SIZE?" in capsys.readouterr().err
 
 
-def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
+def test_a_busy_port_is_explained_before_anything_starts(capsys, monkeypatch):
+    started = []
+    monkeypatch.setattr(local_redis.LocalRedis, "__enter__", lambda self: started.append(self))
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        assert run(["up", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"HTTP port {port} on 127.0.0.1 is in use by another process (for example --port {port + 1}). " in error
+    assert "Stop the process" in error
+    assert started == []
+
+
+def test_redis_stops_again_where_no_worker_can_start(capsys, monkeypatch):
     require_redis()
     stopped = []
     stop = local_redis.LocalRedis.stop
@@ -110,12 +122,8 @@ def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
         stopped.append(self.pid)
 
     monkeypatch.setattr(local_redis.LocalRedis, "stop", stop_and_note)
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-        assert run(["up", "--port", str(port)]) == 2
-    error = capsys.readouterr().err
-    assert f"HTTP port {port} on 127.0.0.1 is in use by another process (for example --port {port + 1}). " in error
-    assert "Stop the process" in error
+    assert run(["up", "--port=0", "--token-budget=1"]) == 2
+    assert "token_budget" in capsys.readouterr().err
     assert stopped == [None]
 
 

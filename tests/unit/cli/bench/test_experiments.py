@@ -1,6 +1,6 @@
 """Subcommands of experiments pass their arguments on, and report a missing checkout."""
 
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -11,9 +11,21 @@ from baton.services.cli.main import run
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.command)
-def test_help_is_the_experiments_own(experiment):
-    command = [sys.executable, "-m", "baton.services.cli.main", "bench", experiment.command, "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_help_is_the_experiments_own(experiment, monkeypatch, capsys):
+    """The program runs in this process, which has imported torch, and not in one that replaces it."""
+
+    def become(program: str, command: list[str], environment: dict[str, str]) -> None:
+        python, option, module, *flags = command
+        assert (program, python, option) == (sys.executable, sys.executable, "-m")
+        monkeypatch.setattr(sys, "argv", [module, *flags])
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    monkeypatch.setattr("os.execve", become)
+    with pytest.raises(SystemExit) as ended:
+        run(["bench", experiment.command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
     assert f"python -m {experiment.module}" in shown
     assert "--rotations" in shown
 
