@@ -20,6 +20,7 @@ from rich.console import Console
 
 from chaos.checks.oracle import Oracle
 from chaos.clients.client import ChaosClient
+from chaos.clients.tenants import make_tenants
 from chaos.harness import ChaosHarness
 from chaos.image_phases import image_shape
 from chaos.matrix import Cell, CellResult, all_cells, prepare, run_cell
@@ -85,7 +86,9 @@ async def _run_cells(
 
 async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> int:
     flags = {"request-deadline-s": 60, "max-attempts": 6}
-    shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks)
+    shape = ClusterShape(
+        transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks, tenants=make_tenants()
+    )
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
         await prepare(harness)
@@ -111,6 +114,7 @@ async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> i
         new_ids=options.new_ids,
         proxies=False,
         kv_memory_mib=STORM_KV_MEMORY_MIB,
+        tenants=make_tenants(),
     )
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())

@@ -10,7 +10,7 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Sequence
 
-from chaos import store_faults
+from chaos import store_faults, strangers
 from chaos.clients.silent import SilentClient
 from chaos.harness import ChaosHarness, PhaseContext
 from chaos.image_phases import flip_embeddings
@@ -68,6 +68,11 @@ class ClusterFault(enum.Enum):
     SILENT_CLIENTS = "clients that do not read"
     JUMP_FORWARD = "clocks jump ahead"
     JUMP_BACK = "clocks jump back"
+    FLIP_MESSAGES = "messages' bits flip"
+    STRANGE_CALLS = "strangers call"
+    STRANGE_RECORDS = "a stranger writes Redis"
+    SECOND_OF_ID = "a worker's id twice"
+    OTHER_WEIGHTS = "other weights join"
 
     @property
     def is_redis_fault(self) -> bool:
@@ -109,6 +114,15 @@ _TRANSIENT = frozenset(
         ClusterFault.FILL_DISK, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK,
     }
 )  # fmt: skip
+STRANGERS = frozenset(
+    {
+        ClusterFault.STRANGE_CALLS, ClusterFault.STRANGE_RECORDS, ClusterFault.SECOND_OF_ID, ClusterFault.OTHER_WEIGHTS,
+    }
+)  # fmt: skip
+_OF_MESSAGES = STRANGERS | {ClusterFault.FLIP_MESSAGES}
+_WITH_MESSAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.DECODING})
+NUM_FLIPPED_MESSAGES = 4
+"""Below `max-attempts`: damaged messages alone cannot fail a request."""
 _NEEDS_PENDING_PAGES = frozenset({ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS})
 _SETTLED_AT_SOURCE = frozenset(
     {RequestPhase.QUEUED, RequestPhase.SEALED, RequestPhase.DECODING, RequestPhase.LAST_TOKEN}
@@ -160,6 +174,8 @@ def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> b
         return False
     if fault is ClusterFault.SILENT_CLIENTS and phase not in (RequestPhase.QUEUED, RequestPhase.DECODING):
         return False
+    if fault in _OF_MESSAGES and phase not in _WITH_MESSAGES:
+        return False
     if phase is RequestPhase.IMPORTING and (fault not in _WHILE_IMPORTING or transport != "stream"):
         return False
     if phase is RequestPhase.SHARING and (fault not in _WHILE_SHARING or transport != "stream"):
@@ -179,6 +195,11 @@ async def inject_fault(fault: ClusterFault, harness: ChaosHarness, context: Phas
             return budget
         sources = cluster.names("prefill") if fault is ClusterFault.FLIP_ONCE else [context.prefill]
         cluster.network.change(cluster.names("decode"), sources, LinkCondition(flips=budget))
+        return budget
+    if fault is ClusterFault.FLIP_MESSAGES:
+        budget = FlipBudget(NUM_FLIPPED_MESSAGES, messages=True)
+        cluster, workers = harness.cluster, harness.cluster.names("prefill", "decode")
+        cluster.network.change(cluster.names("router", "decode"), workers, LinkCondition(flips=budget))
         return budget
     await _INJECTORS[fault](harness, context)
     return None
@@ -304,6 +325,10 @@ _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[
     ClusterFault.SILENT_CLIENTS: _silent_clients,
     ClusterFault.JUMP_FORWARD: lambda harness, context: _jump(harness, CLOCK_JUMP_S),
     ClusterFault.JUMP_BACK: lambda harness, context: _jump(harness, -CLOCK_JUMP_S),
+    ClusterFault.STRANGE_CALLS: strangers.send_bodies,
+    ClusterFault.STRANGE_RECORDS: strangers.write_into_redis,
+    ClusterFault.SECOND_OF_ID: strangers.take_an_id,
+    ClusterFault.OTHER_WEIGHTS: strangers.join_with_other_weights,
     ClusterFault.SLOW_REDIS: lambda harness, context: _disturb_redis(harness, SLOW_REDIS),
     ClusterFault.PARTITION_REDIS: lambda harness, context: _disturb_redis(harness, LinkCondition(partitioned=True)),
 }

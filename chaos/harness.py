@@ -14,6 +14,7 @@ from chaos.clients.client import ChaosClient, ClientRequest, StreamEnd, Transcri
 from chaos.clients.silent import SilentClient
 from chaos.store_faults import StoreSnapshot
 from chaos.testbed.cluster import ChaosCluster
+from chaos.testbed.process import ChildProcess
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class ChaosHarness:
     hold_s: float = 10.0
     redis_hold_s: float = 10.0
     silent: list[SilentClient] = field(default_factory=list)
+    intruders: list[ChildProcess] = field(default_factory=list)
     _num_salts: int = 0
     _open: list[ClientRun] = field(default_factory=list)
 

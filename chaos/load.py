@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 import httpx2
 
 from chaos.checks.oracle import Oracle
+from chaos.checks.tenant_shares import TenantShares
 from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, StreamEnd, Transcript
 from chaos.clients.requests import JSON, LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
+from chaos.clients.tenants import LoadTenant
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ REQUESTS = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPE
 NUM_SALTS = 24
 """Versions of every prompt: enough to make caches evict and to fill every memory of prompts."""
 HANG_UP_SHARE, BAD_SHARE = 0.12, 0.05
+FOREIGN_READ_SHARE = 0.1
+"""Share of the answers that another tenant tries to read."""
 REFUSALS = frozenset({"no_workers", "overloaded", "draining", "store_unavailable"})
 """Refusal codes, which are valid answers while the required workers are away."""
 BAD_BODIES = (b"{", b"[]", b'{"model": "bundled", "prompt": ""}', b'{"model": "nobody", "prompt": "x"}')
@@ -45,6 +49,7 @@ class MixedLoadReport:
     num_dropped: int = 0
     """Calls sent again as they were announced as not stored and their router died."""
     longest_gap_s: float = 0.0
+    shares: TenantShares = field(default_factory=TenantShares)
 
     def problem(self, text: str) -> None:
         """Counts a problem; keeps the text of the first hundred."""
@@ -58,9 +63,18 @@ class MixedLoad:
     """`num_clients` clients that send one request after another to alternating routers, until paused or stopped."""
 
     def __init__(
-        self, client: ChaosClient, oracle: Oracle, routers: Callable[[], Sequence[object]], num_clients: int
+        self,
+        client: ChaosClient,
+        oracle: Oracle,
+        routers: Callable[[], Sequence[object]],
+        num_clients: int,
+        tenants: Sequence[LoadTenant] = (),
     ) -> None:
-        """`routers`: their addresses as text, which follow a router that restarts at another one."""
+        """`routers`: their addresses as text, which follow a router that restarts at another one.
+
+        `tenants`: whose keys the clients have, in turn; none: the cluster has no keys.
+        """
+        self._tenants = tenants
         self.report = MixedLoadReport()
         self._client = client
         self._oracle = oracle
@@ -94,7 +108,11 @@ class MixedLoad:
         """From now on."""
         self._running.set()
         rngs = [random.Random(f"client {seed} {number}") for number in range(self._num_clients)]
-        self._tasks = [asyncio.create_task(self._run_client(rng)) for rng in rngs]
+        tenants = self._tenants or (None,)
+        self._tasks = [
+            asyncio.create_task(self._run_client(rng, tenants[number % len(tenants)]))
+            for number, rng in enumerate(rngs)
+        ]
 
     async def pause(self, timeout_s: float) -> None:
         """Stops new requests and returns when all answers are complete. Raises `TimeoutError`."""
@@ -116,29 +134,47 @@ class MixedLoad:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
 
-    async def _run_client(self, rng: random.Random) -> None:
+    async def _run_client(self, rng: random.Random, tenant: LoadTenant | None) -> None:
+        burst = 1 if tenant is None else tenant.burst
         while True:
             await self._running.wait()
-            self._num_busy += 1
+            self._num_busy += burst
             try:
-                await self._send_one(rng)
+                async with asyncio.TaskGroup() as sending:
+                    for _ in range(burst):
+                        sending.create_task(self._send_one(rng, tenant))
             finally:
-                self._num_busy -= 1
+                self._num_busy -= burst
                 if not self._num_busy:
                     self._quiet.set()
 
-    async def _send_one(self, rng: random.Random) -> None:
+    async def _send_one(self, rng: random.Random, tenant: LoadTenant | None) -> None:
         routers = list(self._routers())
         rng.shuffle(routers)
         kind = rng.random()
         if kind < BAD_SHARE:
-            await self._send_bad_body(rng, routers[0])
+            await self._send_bad_body(rng, routers[0], tenant)
             return
-        request = rng.choice(REQUESTS).with_salt(f"soak-{rng.randrange(NUM_SALTS)}")
+        request = rng.choice(REQUESTS).with_salt(f"soak-{rng.randrange(NUM_SALTS)}").with_tenant(tenant)
         if kind < BAD_SHARE + HANG_UP_SHARE:
             await self._hang_up(request, routers[0], rng.choice([1, 1, 2, 10]))
-        else:
-            self._record(await self._client.ask(request, routers))
+            return
+        transcript = await self._client.ask(request, routers)
+        self._record(transcript)
+        if tenant is not None and transcript.call_id and rng.random() < FOREIGN_READ_SHARE:
+            await self._read_as_another(tenant, transcript.call_id, rng.choice(routers))
+        if tenant is not None and transcript.end is StreamEnd.REFUSED:
+            await asyncio.sleep(RETRY_S)  # a refused flood would only load this process
+
+    async def _read_as_another(self, tenant: LoadTenant, call_id: str, url: object) -> None:
+        """Another tenant reads the call, and must not find it."""
+        other = self._tenants[(self._tenants.index(tenant) + 1) % len(self._tenants)]
+        status = await self._client.read_as(other, call_id, url)
+        if status not in (None, httpx2.codes.NOT_FOUND, httpx2.codes.SERVICE_UNAVAILABLE):
+            self.report.problem(f"{call_id}: of {tenant.name}, answers {other.name} with HTTP {status}, not 404")
+        elif status == httpx2.codes.NOT_FOUND:  # counts if the call was there
+            is_there = await self._client.read_as(tenant, call_id, url) == httpx2.codes.OK
+            self.report.shares.of(tenant.name).num_foreign_reads += is_there
 
     async def _hang_up(self, request: ClientRequest, url: object, num_tokens: int) -> None:
         transcript = Transcript(request)
@@ -146,8 +182,8 @@ class MixedLoad:
         if transcript.end is not StreamEnd.LOST:  # its router died before it could hang up
             self._record(transcript)
 
-    async def _send_bad_body(self, rng: random.Random, url: object) -> None:
-        headers = {"content-type": "application/json"}
+    async def _send_bad_body(self, rng: random.Random, url: object, tenant: LoadTenant | None) -> None:
+        headers = {"content-type": "application/json", **({} if tenant is None else tenant.headers)}
         try:
             answer = await self._client.http.post(
                 f"{url}{COMPLETIONS}", content=rng.choice(BAD_BODIES), headers=headers
@@ -157,7 +193,7 @@ class MixedLoad:
             await asyncio.sleep(RETRY_S)  # spares a router that is just starting
             return
         self.report.ends[f"bad, HTTP {answer.status_code}"] += 1
-        if answer.status_code not in (400, 404):
+        if answer.status_code not in (400, 404, 429):  # a newcomer may be refused before its prompt is looked at
             self.report.problem(f"a bad body was answered with {answer.status_code}")
 
     def _record(self, transcript: Transcript) -> None:
@@ -167,6 +203,8 @@ class MixedLoad:
             transcript.end.value + (f" {transcript.code}" if transcript.code else "") if transcript.end else "?"
         ] += 1
         report.num_tokens += transcript.num_tokens()
+        if transcript.request.tenant is not None:
+            report.shares.record(transcript.request.tenant.name, transcript.code, transcript.num_tokens())
         report.num_resumes += transcript.num_resumes
         report.num_dropped += len(transcript.dropped)
         report.longest_gap_s = max(report.longest_gap_s, transcript.longest_gap_s)

@@ -18,11 +18,12 @@ from chaos.checks.store_watcher import StoreWatcher
 from chaos.clients.client import StreamEnd
 from chaos.clients.pictures import IMAGE_REQUESTS
 from chaos.clients.requests import ALL, FIRST_TURN, SHORT, second_turn
-from chaos.faults import ClusterFault, inject_fault, is_applicable, restore_redis_memory
+from chaos.faults import STRANGERS, ClusterFault, inject_fault, is_applicable, restore_redis_memory
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
 from chaos.image_phases import end_slow_links
 from chaos.phases import THROTTLED, RequestPhase, follow_request, reach_phase
 from chaos.store_faults import take_snapshot
+from chaos.strangers import end_intruders
 from chaos.testbed.bit_flipper import FlipBudget
 from chaos.testbed.cluster import WaitTimeout
 
@@ -33,7 +34,7 @@ SERVICE_TIMEOUT_S = 120.0
 NEW_RUN_CODES = frozenset({"no_workers", "overloaded", "draining"})
 TAKEOVER_S = 1.5
 """Time after which a stopped router's calls belong to another router, and clients follow them there."""
-HARMLESS_FAULTS = frozenset({ClusterFault.SILENT_CLIENTS, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK})
+HARMLESS_FAULTS = STRANGERS | {ClusterFault.SILENT_CLIENTS, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK}
 """Faults that may delay new clients, but refuse none."""
 PAIR_GAP_S = 2.5
 """Longer than two leases of a router, so that another one takes its calls over."""
@@ -241,6 +242,7 @@ def _check(
 async def _recover(harness: ChaosHarness) -> None:
     await harness.cluster.recover()
     await restore_redis_memory(harness)
+    await end_intruders(harness)
 
 
 async def _recover_and_check(harness: ChaosHarness) -> list[str]:

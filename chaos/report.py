@@ -91,6 +91,7 @@ def soak_summary(report: SoakReport) -> str:
     return "\n".join(
         (
             f"- {head}, {len(report.problems)} problems",
+            f"- tenants: {load.shares.summary() or 'one'}",
             f"- ends: {ends}",
             f"- {received}, longest silence {load.longest_gap_s:.1f} s; the harness itself stood still for at most "
             f"{report.longest_stall_s:.2f} s",

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from chaos.checks.resource_monitor import ResourceGrowth, ResourceSample, resource_growths
 from chaos.checks.store_watcher import StoreWatcher
+from chaos.checks.tenant_shares import wrong_labels
 from chaos.faults import ClusterFault, inject_fault, restore_redis_memory
 from chaos.harness import ChaosHarness, PhaseContext, RouterUrl
 from chaos.load import MixedLoad, MixedLoadReport
@@ -81,7 +82,8 @@ class Soak:
         self._rng = random.Random(f"soak {seed}")
         self._seed = seed
         cluster = harness.cluster
-        self._load = MixedLoad(harness.client, harness.oracle, lambda: _urls(cluster), num_clients)
+        tenants = cluster.shape.tenants
+        self._load = MixedLoad(harness.client, harness.oracle, lambda: _urls(cluster), num_clients, tenants)
         self.report = SoakReport(seed, load=self._load.report)
 
     async def run(self, minutes: float) -> SoakReport:
@@ -100,7 +102,7 @@ class Soak:
         report.minutes = (time.monotonic() - began_s) / 60
         report.growths = resource_growths(report.samples)
         report.problems += [problem for growth in report.growths for problem in growth.problems]
-        report.problems += report.load.problems
+        report.problems += [*report.load.problems, *report.load.shares.problems(self._harness.cluster.shape.tenants)]
         return report
 
     async def _round(self, until_s: float) -> None:
@@ -149,6 +151,8 @@ class Soak:
             self.report.problems.append(f"round {self.report.num_rounds} does not come to rest: {late or 'answers'}")
         transcripts = self._load.take_transcripts()
         self.report.problems += await StoreWatcher(cluster.store).contradictions(transcripts)
+        if cluster.shape.tenants:
+            self.report.problems += wrong_labels(await cluster.all_metrics("router"), cluster.shape.tenants)
         await self._sample_resources(time.monotonic() - began_s)
         self._load.resume()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 
 from chaos.checks.store_watcher import StoreWatcher
+from chaos.checks.tenant_shares import wrong_labels
 from chaos.harness import ChaosHarness, RouterUrl
 from chaos.load import MixedLoad, MixedLoadReport
 from chaos.testbed.cluster import WaitTimeout
@@ -83,6 +84,7 @@ class StormReport:
                 f"- {self.minutes:.1f} minutes, seed {self.seed}, {num_kills} kills: {kills}",
                 f"- they met: {met}; {self.num_left} left before; {in_flight:.1f} requests in flight at a kill",
                 f"- {sum(load.ends.values())} answers, {load.num_problems} wrong, {load.num_lost} lost; ends: {ends}",
+                f"- tenants: {load.shares.summary() or 'one'}",
                 f"- {load.num_resumes} resumptions, {load.num_dropped} unstored calls sent again, "
                 f"longest silence {load.longest_gap_s:.1f} s, "
                 f"{len(self.problems)} problems",
@@ -112,6 +114,7 @@ async def run_storm(
         harness.oracle,
         lambda: [RouterUrl(cluster, name) for name in cluster.names("router")],
         num_clients,
+        cluster.shape.tenants,
     )
     report = StormReport(seed, load=load.report)
     began_s = time.monotonic()
@@ -127,7 +130,7 @@ async def run_storm(
     finally:
         await load.end()
     report.minutes = (time.monotonic() - began_s) / 60
-    report.problems += load.report.problems
+    report.problems += [*load.report.problems, *load.report.shares.problems(cluster.shape.tenants)]
     return report
 
 
@@ -209,5 +212,7 @@ async def _come_to_rest(harness: ChaosHarness, load: MixedLoad, report: StormRep
     except (WaitTimeout, TimeoutError) as late:
         report.problems.append(f"does not come to rest: {late or 'answers'}")
     report.problems += await StoreWatcher(cluster.store).contradictions(load.take_transcripts())
+    if cluster.shape.tenants:
+        report.problems += wrong_labels(await cluster.all_metrics("router"), cluster.shape.tenants)
     log.info("%s", report.summary())
     load.resume()

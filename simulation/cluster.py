@@ -59,7 +59,7 @@ class SimCluster:
         self._on_violation = on_violation
         self._rng = Random(f"world {scenario.seed}")
         self._network = SimNetwork(scenario.seed, scenario.noise, trace)
-        self._page_network = PageNetwork(scenario.noise)
+        self._page_network = PageNetwork(scenario.noise, trace)
         self._processes: dict[str, SimProcess] = {}
         self._exited: list[SimProcess] = []
         self._names = [*scenario.routers, *scenario.prefills, *scenario.decodes, *scenario.encoders]

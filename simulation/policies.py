@@ -23,6 +23,7 @@ from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
 from baton.worker.budget_control import BudgetChange
+from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.media.media_receiver import MediaReceiver
 from baton.worker.request_validator import EngineRequestValidator
@@ -42,6 +43,7 @@ class PolicyClasses:
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     import_policy: type[ImportPolicy] = ImportPolicy
     handoffs: type[HandoffClient] = HandoffClient
+    handoff_log: type[HandoffLog] = HandoffLog
     lifecycle: type[WorkerLifecycle] = WorkerLifecycle
     dispatcher: type[TokenDispatcher] = TokenDispatcher
     store: type[MemoryStore] | type[LuaStore] = MemoryStore

@@ -20,6 +20,7 @@ from baton.domain.errors import Overloaded
 from baton.domain.ids import RequestId
 from simulation.checks.end_of_run import check_only_drains, check_store
 from simulation.checks.invariants import Violation
+from simulation.checks.silence import check_silence
 from simulation.clients.client import ClientOutcome, SimClient
 from simulation.cluster import SimCluster
 from simulation.policies import PolicyClasses
@@ -144,6 +145,7 @@ class _Run:
             await self._until(asyncio.get_running_loop().time() + QUIET_S)
             cluster.check_idle()
             await check_store(cluster, self._scenario.deadline_s, self.clients)
+            check_silence(self._scenario, self._trace)
         except Violation as violation:
             self.on_violation(violation)
 

@@ -91,7 +91,7 @@ class ClientPlan:
     `router`: its first router. `patience_s`: time after which it loses its connection. `returns`: resumes after any
     lost connection; otherwise that is the end. `regex`: the text matches it, and ends with `END_TOKEN`. `allowed`: the
     only tokens of the answer. `prompt_logprobs`: scores of the prompt, in the first event of each choice. `images`: in
-    the order of their places.
+    the order of their places. `tenant`: whose key it has.
     """
 
     name: RequestId
@@ -109,6 +109,7 @@ class ClientPlan:
     prompt_logprobs: int | None = None
     images: tuple[ImagePlan, ...] = ()
     priority: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,10 @@ class Scenario:
     `drafts`: decode workers have a drafter. `draft_trees`: it proposes trees, too. `equal_steps`: prefill steps take
     equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
-    `sessions`: decode's tokens come in sessions. `scheduling`: the rest.
+    `sessions`: routers and workers talk in sessions. `scheduling`: the rest.
     `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
     `media_bytes`: bound of each worker's store of images. `fits`: workers announce step-time fits, wrong ones too.
+    `num_window_slots`: of each prefill worker for pages' window parts; None: pages have none.
     """
 
     seed: int
@@ -169,7 +171,13 @@ class Scenario:
     towers: bool = True
     media_bytes: int = 0
     fits: bool = False
+    num_window_slots: int | None = None
     scheduling: SchedulingPlan = DEFAULT_SCHEDULING
+
+    @property
+    def num_decode_window_slots(self) -> int | None:
+        """Of each decode worker: enough for a few rows, or requests would wait for one another longer than leases."""
+        return None if self.num_window_slots is None else max(10, self.num_window_slots)
 
     @property
     def routers(self) -> tuple[str, ...]:

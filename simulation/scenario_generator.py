@@ -35,8 +35,13 @@ ROUTER_SEEDS = (2, 4, 8)
 GIVING_SHARE = 0.5
 """Of the scenarios with digests: those in which workers give cached pages to each other."""
 SESSIONS_SHARE = 0.5
+"""Of the scenarios: those in which routers and workers talk in sessions; in the others in calls."""
 FITS_SHARE = 0.5
-"""Of the scenarios: those in which decode's tokens come in sessions; in the others in calls."""
+"""Of the scenarios that do not mostly fail routers: those in which workers announce step-time fits."""
+TENANTS = ("", "", "a", "b")
+"""Whose keys the clients have, in half of the scenarios that do not mostly fail routers."""
+WINDOWS_SHARE = 0.3
+"""Of the scenarios: those in which layers have a window, whose parts of pages lie in slots."""
 MAX_RESTART_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
 
@@ -96,8 +101,18 @@ def generate_scenario(seed: int) -> Scenario:
         fits=seed % 10 not in ROUTER_SEEDS and Random(f"fits {seed}").random() < FITS_SHARE,
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,
     )
-    scenario = with_images(Random(f"images {seed}"), scenario)
+    windows = Random(f"windows {seed}")
+    if windows.random() < WINDOWS_SHARE:  # layers with a window have no trees
+        scenario = replace(scenario, num_window_slots=windows.randint(5, 12), draft_trees=False)
+    scenario = _with_tenants(Random(f"tenants {seed}"), with_images(Random(f"images {seed}"), scenario))
     return scenario if scenario.images or seed % 10 in ROUTER_SEEDS else _with_scheduling(scenario)
+
+
+def _with_tenants(rng: Random, scenario: Scenario) -> Scenario:
+    if scenario.seed % 10 in ROUTER_SEEDS or rng.random() < 0.5:
+        return scenario
+    clients = tuple(replace(plan, tenant=rng.choice(TENANTS)) for plan in scenario.clients)
+    return replace(scenario, clients=clients)
 
 
 def _with_scheduling(scenario: Scenario) -> Scenario:

@@ -17,7 +17,7 @@ from baton.domain.lifecycle import RequestState
 from baton.store.store import JournalPart, SequenceRecord
 from chaos.clients.client import Event, StreamEnd, Transcript
 
-_CURSOR = re.compile(r"[^:]+:([\d.~a-f]*)(?:\+\d)?")
+_CURSOR = re.compile(r"([^:]+):([\d.~a-f]*)(?:\+\d)?")
 
 
 class Rule(enum.Enum):
@@ -36,6 +36,8 @@ class Rule(enum.Enum):
     )
     ENDS_AGREE = "the client's end equals the store's"
     DURABLE = "a call that was announced as durable is never lost"
+    OWN_CALL = "every event of an answer names the call that was asked for"
+    OWN_TENANT = "a call's record names the tenant whose key asked for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,17 @@ class ClientHistory:
     end: StreamEnd | None
     durable: bool = False
     has_stop_strings: bool = False
+    tenant: str = ""
 
     @classmethod
     def of(cls, transcript: Transcript) -> ClientHistory:
         """The history that a client has written down."""
         has_stop_strings = bool(transcript.request.parameters.get("stop"))
-        return cls(transcript.call_id, tuple(transcript.events), transcript.end, transcript.durable, has_stop_strings)
+        tenant = transcript.request.tenant
+        return cls(
+            transcript.call_id, tuple(transcript.events), transcript.end, transcript.durable, has_stop_strings,
+            "" if tenant is None else tenant.name,
+        )  # fmt: skip
 
     def tokens(self, choice: int) -> tuple[int, ...]:
         """Events of one choice."""
@@ -94,9 +101,14 @@ class ClientHistory:
         return num_written == num_received
 
 
-def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[Contradiction]:
-    """All contradictions of one call."""
-    found = [*_ids(client), *_choice_ends(client), *_durable(client)]
+def check(
+    client: ClientHistory, sequences: Sequence[SequenceHistory], stored_tenant: str | None = None
+) -> list[Contradiction]:
+    """All contradictions of one call. `stored_tenant`: of its record; None without one."""
+    found = [*_ids(client), *_names(client), *_choice_ends(client), *_durable(client)]
+    if stored_tenant not in (None, client.tenant):
+        where = f"{client.call_id}: {client.tenant!r} asked, it is {stored_tenant!r}'s in the store"
+        found.append(Contradiction(Rule.OWN_TENANT, where))
     for sequence in sequences:
         found += [*_observations(sequence), *_owners(sequence), *_writers(sequence)]
         found += [*_journal(client, sequence), *_end(client, sequence)]
@@ -110,13 +122,21 @@ def _ids(client: ClientHistory) -> Iterator[Contradiction]:
         found = _CURSOR.fullmatch(event.id)
         if found is None:
             continue
-        counts = tuple(int(count.partition("~")[0]) for count in found[1].split(".") if count)
+        counts = tuple(int(count.partition("~")[0]) for count in found[2].split(".") if count)
         before = last or (0,) * len(counts)
         expected = tuple(count + (choice == event.choice) for choice, count in enumerate(before))
         if counts != expected:
             yield Contradiction(Rule.INDICES, f"{client.call_id}: {event.id} follows {before}, choice {event.choice}")
             return
         last = counts
+
+
+def _names(client: ClientHistory) -> Iterator[Contradiction]:
+    for event in client.events:
+        found = _CURSOR.fullmatch(event.id)
+        if found is not None and found[1] != client.call_id:
+            yield Contradiction(Rule.OWN_CALL, f"{client.call_id}: received the event {event.id}")
+            return
 
 
 def _durable(client: ClientHistory) -> Iterator[Contradiction]:

@@ -63,7 +63,8 @@ class StoreWatcher:
             histories = [
                 await self._history(choice, sequence) for choice, sequence in enumerate(_sequence_ids(transcript))
             ]
-            problems += [str(each) for each in check(ClientHistory.of(transcript), histories)]
+            tenant = await self._tenant(transcript)
+            problems += [str(each) for each in check(ClientHistory.of(transcript), histories, tenant)]
         return problems
 
     async def _caught_up(self, transcripts: Sequence[Transcript]) -> bool:
@@ -76,6 +77,16 @@ class StoreWatcher:
 
     async def _history(self, choice: int, sequence: RequestId) -> SequenceHistory:
         return SequenceHistory(choice, tuple(self._observations[sequence]), await self._journal(sequence))
+
+    async def _tenant(self, transcript: Transcript) -> str | None:
+        """The tenant in the call's record; None for a call that nobody's key asked for, or without a record."""
+        if transcript.request.tenant is None:
+            return None
+        try:
+            call = await self._store.get_call(RequestId(transcript.call_id))
+        except BatonError:
+            return None
+        return None if call is None or not call.body else call.tenant
 
     async def _journal(self, sequence: RequestId) -> JournalPart | None:
         try:

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx2
 
+from chaos.clients.tenants import LoadTenant
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 CALL_ID_HEADER = "x-baton-request-id"
@@ -38,16 +40,24 @@ class StreamEnd(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A call without model and `stream`. `salt` separates it from the cached pages of its undisturbed run."""
+    """A call without model and `stream`. `salt` separates it from the cached pages of its undisturbed run.
+
+    `tenant`: who asks; None: the cluster has no keys, or its client has one.
+    """
 
     name: str
     endpoint: str
     parameters: Mapping[str, Any]
     salt: str = ""
+    tenant: LoadTenant | None = None
 
     def with_salt(self, salt: str) -> ClientRequest:
         """The same request with another salt."""
         return replace(self, salt=salt)
+
+    def with_tenant(self, tenant: LoadTenant | None) -> ClientRequest:
+        """The same request with the key of a tenant."""
+        return replace(self, tenant=tenant)
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON body."""
@@ -188,6 +198,14 @@ class ChaosClient:
             if transcript.end is None:
                 transcript.finish(StreamEnd.HUNG_UP)
 
+    async def read_as(self, tenant: LoadTenant, call_id: str, url: object) -> int | None:
+        """The status of the answer to a tenant that reads a call by its id; None if nobody is there."""
+        try:
+            answer = await self.http.get(f"{url}/v1/requests/{call_id}", headers=tenant.headers)
+        except httpx2.TransportError:
+            return None
+        return answer.status_code
+
     async def _post(self, transcript: Transcript, url: str) -> None:
         request = transcript.request
         await self._read(transcript, "POST", url + request.endpoint, {}, request.body(self._model))
@@ -208,7 +226,8 @@ class ChaosClient:
     async def _read(
         self, transcript: Transcript, method: str, url: str, headers: Mapping[str, str], body: dict[str, Any] | None
     ) -> None:
-        accept = {"accept": "text/event-stream", **headers}
+        tenant = transcript.request.tenant
+        accept = {"accept": "text/event-stream", **headers, **({} if tenant is None else tenant.headers)}
         timeout = httpx2.Timeout(self._patience_s, connect=CONNECT_TIMEOUT_S)
         try:
             async with self.http.stream(method, url, json=body, headers=accept, timeout=timeout) as response:

@@ -26,9 +26,10 @@ from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.cli.processes.ports import free_ports
 from baton.store.connect import connect
 from baton.store.store import StateStore
+from chaos.clients.tenants import LoadTenant, write_files
 from chaos.testbed.budgets import set_prefill_tokens
 from chaos.testbed.clocks import ClockController
-from chaos.testbed.fork_server import ForkServer
+from chaos.testbed.fork_server import ForkServer, shared_fork_server
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
 from chaos.testbed.network import ProxyNetwork
 from chaos.testbed.process import ChildProcess, end_all, spawn
@@ -53,6 +54,7 @@ class ClusterShape:
     `forks`: services are forks of a process that has imported everything. Their clocks cannot be moved. `new_ids`: a
     restarted worker has another id, as a new pod does; under its old one it waits until its last record has expired.
     `proxies`: servers stand behind proxies, all in this process; without them no link can be disturbed.
+    `tenants`: of the keys that routers accept; clients without one of their own have the first. None: no keys.
     """
 
     num_prefill: int = 2
@@ -65,6 +67,7 @@ class ClusterShape:
     new_ids: bool = False
     proxies: bool = True
     kv_memory_mib: int = 64
+    tenants: tuple[LoadTenant, ...] = ()
     prefill_flags: Mapping[str, object] = field(
         default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1, "page-sharing": "always"}
     )
@@ -97,7 +100,7 @@ class ChaosCluster:
         self.network = ProxyNetwork(lambda: {p.name: p.pid for p in self.processes.values() if p.running})
         self.http = http
         self._scraper = scraper
-        self._folder = folder
+        self.folder = folder
         self._killed_incarnations: set[Incarnation] = set()
         self._exit_reports: list[str] = []
         self._num_spawned = 0
@@ -108,7 +111,7 @@ class ChaosCluster:
         """Returns when every process is in service."""
         await asyncio.to_thread(self._write_secret)
         if self.shape.forks:
-            self._fork_server = await asyncio.to_thread(ForkServer)
+            self._fork_server = await asyncio.to_thread(shared_fork_server)
         await self.start_redis()
         for name in self.shape.names:
             await self._spawn(name)
@@ -117,15 +120,13 @@ class ChaosCluster:
         await self.wait_in_service(START_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Leaves nothing running."""
+        """Leaves nothing running but the fork server, which ends with this process."""
         self.network.heal()
         await asyncio.to_thread(end_all, list(self.processes.values()), STOP_TIMEOUT_S)
         if self._store is not None:
             await self._store.close()
         await self.network.close()
         self.redis.stop()
-        if self._fork_server is not None:
-            await asyncio.to_thread(self._fork_server.close)
 
     @property
     def store(self) -> StateStore:
@@ -188,6 +189,16 @@ class ChaosCluster:
     async def start_redis(self) -> None:
         """Restarts Redis empty at its old address; does nothing while it runs. Proxies must run meanwhile."""
         await asyncio.to_thread(self.redis.start)
+
+    def start_intruder(self, name: str, id: str, model: str) -> ChildProcess:
+        """Starts a prefill worker under `id` that is none of the cluster's, past the proxies. The caller ends it."""
+        port, metrics_port, page_port = free_ports(3)
+        flags: dict[str, object] = {"host": LOCALHOST, "port": port, "model": model, "redis-url": self.redis.tcp_url}
+        flags |= {"cluster-secret-file": self._secret_file, "worker-id": id, "dtype": "float32"}
+        flags |= {"transport": self.shape.transport, "kv-memory-mib": self.shape.kv_memory_mib}
+        flags |= {"advertise-address": f"{LOCALHOST}:{port}", "metrics-port": metrics_port, "page-port": page_port}
+        addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
+        return spawn(name, "prefill", flags, addresses, self.folder, {}, self._fork_server)
 
     def resume_stopped(self) -> None:
         """Continues stopped processes."""
@@ -311,7 +322,7 @@ class ChaosCluster:
 
     @property
     def _secret_file(self) -> Path:
-        return self._folder / "cluster.secret"
+        return self.folder / "cluster.secret"
 
     async def _spawn(self, name: str) -> None:
         """Starts a process at new ports, since others may have taken the old ones; its proxy's address stays."""
@@ -322,6 +333,7 @@ class ChaosCluster:
         flags["cluster-secret-file"] = self._secret_file
         if role == "router":
             flags |= {"router-id": name, "metrics-port": metrics_port, **self.shape.router_flags}
+            flags |= write_files(self.shape.tenants, self.folder) if self.shape.tenants else {}
         else:
             advertised = await self._reachable(name, (LOCALHOST, port))
             self._num_spawned += 1
@@ -335,7 +347,7 @@ class ChaosCluster:
                 flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
         environment = self.clocks.environment(name)
-        self.processes[name] = spawn(name, role, flags, addresses, self._folder, environment, self._fork_server)
+        self.processes[name] = spawn(name, role, flags, addresses, self.folder, environment, self._fork_server)
 
     async def _reachable(self, server: str, address: tuple[str, int], client: str = "", *, pages: bool = False) -> str:
         """Where others reach a server, `host:port`: its proxy, or the server itself."""
@@ -348,8 +360,9 @@ class ChaosCluster:
 async def running_cluster(shape: ClusterShape, folder: Path) -> AsyncIterator[ChaosCluster]:
     """Runs a cluster, yields it in service, and stops all of it. Logs go to `folder`."""
     limits = httpx2.Limits(max_connections=512, max_keepalive_connections=0)
+    headers = shape.tenants[0].headers if shape.tenants else {}
     async with (
-        httpx2.AsyncClient(timeout=60.0, trust_env=False, limits=limits) as http,
+        httpx2.AsyncClient(timeout=60.0, trust_env=False, limits=limits, headers=headers) as http,
         httpx2.AsyncClient(timeout=SCRAPE_TIMEOUT_S, trust_env=False) as scraper,
     ):
         cluster = ChaosCluster(shape, folder, http, scraper)

@@ -234,11 +234,16 @@ class _ServerLoop:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Imports `modules`, and checks the native kernels if these know them. Starts no thread."""
+    """Imports `modules`, and does what their first use would do in every child. Starts no thread.
+
+    Checks the native kernels, and compiles the patterns by which transformers renames weights.
+    """
     for name in modules:
         importlib.import_module(name)
     if (kernels := sys.modules.get("baton.model.loading.kernel_choice")) is not None:
         kernels.choose_kernels(kernels.KernelUse.AUTO, "cpu")
+    if (conversions := sys.modules.get("transformers.conversion_mapping")) is not None:
+        conversions.get_checkpoint_conversion_mapping("llama")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Checks at the end of a run: the store agrees with what the clients received (I8, I9).
+"""Checks at the end of a run: the store agrees with what the clients received (I8, I9), tenant by tenant.
 
 Called by `run`. Data that the store has lost need not be there. A call with several owners may have ended differently
 than its client saw: then it only must have ended.
@@ -6,14 +6,20 @@ than its client saw: then it only must have ended.
 
 from __future__ import annotations
 
-from baton.domain.errors import AnswerLost
+from baton.domain.errors import AnswerLost, Draining
 from baton.domain.lifecycle import RequestState
+from baton.services.router.edge.http_errors import RequestNotFound
+from baton.services.router.resume import LookupUnavailable
 from baton.services.router.takeover.call_ownership import STORE_WAIT_S
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
 from simulation.checks.invariants import Violation
 from simulation.clients.client import GRACE_S, ClientOutcome, SimClient
 from simulation.cluster import SimCluster
+from simulation.nodes.router import SimRouter
 from simulation.scenario import Scenario
+
+STRANGER = "stranger"
+"""A tenant without a call."""
 
 
 async def check_store(cluster: SimCluster, deadline_s: float, clients: list[SimClient]) -> None:
@@ -24,6 +30,11 @@ async def check_store(cluster: SimCluster, deadline_s: float, clients: list[SimC
         if call is None:
             _check_missing(cluster, client)
             continue
+        if call.body and call.tenant != client.plan.tenant:
+            raise Violation(
+                "tenant", f"is {call.tenant!r}'s in the store, not {client.plan.tenant!r}'s", client.plan.name
+            )
+        await _check_not_read(cluster, client)
         if call.status is CallStatus.OPEN:
             raise Violation("I9", f"no router has ended it; it is {call.owner}'s", client.plan.name)
         records = [await cluster.store.get(sequence) for sequence in call.sequence_ids]
@@ -42,6 +53,16 @@ def check_only_drains(scenario: Scenario, clients: list[SimClient]) -> None:
             raise Violation("drain", f"{client.outcome} {client.code}", client.plan.name)
         if client.outcome is ClientOutcome.REFUSED and client.code not in scenario.allowed_refusals(client.plan):
             raise Violation("drain", f"is refused: {client.code}", client.plan.name)
+
+
+async def _check_not_read(cluster: SimCluster, client: SimClient) -> None:
+    """No router gives a call to a tenant whose it is not."""
+    for router in (node for node in cluster.nodes.values() if isinstance(node, SimRouter) and node.process.alive):
+        try:
+            await router.resume(client.call_id, "", STRANGER)
+        except (RequestNotFound, LookupUnavailable, Draining):
+            continue
+        raise Violation("tenant", f"{router.process.name} gives it to another tenant", client.plan.name)
 
 
 def _check_sequences_ended(records: list[SequenceRecord | None]) -> None:

@@ -53,6 +53,8 @@ def check_idle(name: str, pool: PagePool, left: dict[str, int]) -> None:
     """Checks that nothing is left behind. `left`: further counts that must be 0, by name."""
     if pool.num_free + pool.num_cached != pool.num_usable:
         raise Violation("I5", f"{name} is idle and holds {pool.counts()}")
+    if (windows := pool.windows) is not None and (windows.num_held or windows.num_unreserved != windows.num_usable):
+        raise Violation("I5", f"{name} is idle and holds window slots {windows.counts()}")
     leftovers = {what: count for what, count in left.items() if count}
     if leftovers:
         raise Violation("I5", f"{name} is idle and has left: {leftovers}")

@@ -130,7 +130,7 @@ class SimClient:
         self.answer.reset_connection()
         self._trace.note("client", f"comes back to {router.process.name}", self.plan.name)
         try:
-            return await self._listen(router, router.resume(self.call_id, self.answer.last_event_id))
+            return await self._listen(router, router.resume(self.call_id, self.answer.last_event_id, self.plan.tenant))
         except (Draining, LookupUnavailable):
             return False
         except RequestNotFound:
@@ -176,7 +176,8 @@ class SimClient:
             body |= {"structured_outputs": {"regex": plan.regex}, "stop_token_ids": [END_TOKEN]}
         if plan.images:
             body[FIELD] = images_field(plan)
-        return RawRequest(COMPLETION, json.dumps(body).encode(), RequestMetadata(self.call_id, 0, plan.seed))
+        metadata = RequestMetadata(self.call_id, 0, plan.seed, plan.tenant)
+        return RawRequest(COMPLETION, json.dumps(body).encode(), metadata)
 
     def _hang_up(self) -> None:
         if self.answer.is_complete or self.outcome is not None or self._connection is None:

@@ -16,10 +16,9 @@ from typing import Any, cast
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.domain.trust import OPEN_CLUSTER
-from baton.domain.worker import CAPABILITIES, IMAGE, SESSIONS, TEXT, WorkerLoad, WorkerRecord, WorkerRole
+from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, TEXT, WorkerLoad, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.policy import DraftPolicy
-from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.page_scrub import PageScrub
@@ -27,8 +26,7 @@ from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
-from baton.kv.pages import Owner, PagePool
-from baton.kv.prefix_cache import PrefixCache
+from baton.kv.pages import Owner
 from baton.kv.swap_space import SwapSpace
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc
 from baton.services.decode.commands import DecodeCommand, Reserve
@@ -45,7 +43,7 @@ from baton.services.decode.rows.send_back import SendBackReason
 from baton.services.decode.server import DecodeServicer
 from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
 from baton.services.decode.serving.sessions import listen_for_sessions
-from baton.transfer.base import PullEvent
+from baton.transfer.base import PullEvent, region_of, window_region_of
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
@@ -56,6 +54,7 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
+from baton.worker.sessions.served_calls import ServedCalls
 from baton.worker.streams import AttemptStreams
 from simulation.announced_fits import AnnouncedFits
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
@@ -66,7 +65,7 @@ from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, IMAGE_INTAKE, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimChannels, SimServer
 from simulation.runtime.network import Endpoint
-from simulation.runtime.page_memory import SimMemory, two_parts
+from simulation.runtime.page_memory import SimMemory, leading_parts, sim_cache
 from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
@@ -76,9 +75,6 @@ from simulation.scenario import VOCAB_SIZE, SimFaultKind
 
 SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
 """Copied from `baton.services.decode.app`, which would import the model."""
-
-PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
-PART_ENDS = two_parts(PAGE_BYTES)
 
 ITL_OBJECTIVE_S = 20.0
 """In the units of `attentive`."""
@@ -98,27 +94,31 @@ class SimDecode:
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
-        self._memory = SimMemory(CONFIG.num_decode_pages, PAGE_BYTES, PART_ENDS)
-        hasher = PoolHasher(self._memory) if scenario.digests else None
-        self._cache = PrefixCache(PagePool(CONFIG.num_decode_pages), hasher, scenario.eviction)
+        self._cache, self._memory = sim_cache(
+            CONFIG.num_decode_pages, CONFIG.page_size, scenario.num_decode_window_slots, scenario.eviction,
+            digests=scenario.digests,
+        )  # fmt: skip
         self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._puller = SimPuller(process, environment.page_network.add_reader(process), self._memory, self._pulled)
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
         self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, lambda _: process.kill())
         identity = LinkIdentity(
-            WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES,
-            LINK_GRACE_TTLS * CONFIG.worker_ttl_s,
+            WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, self._memory.page_bytes,
+            LINK_GRACE_TTLS * CONFIG.worker_ttl_s, num_leading_parts=leading_parts(self._memory),
+            has_window_slots=self._cache.pool.windows is not None,
         )  # fmt: skip
         pullers = PullerSet([cast(ThreadedPuller, self._puller)])
         self._links = PeerLinks(
             identity, sim_store, SimChannels(network, process), pullers, self._mailbox,
             self._registration.announce_soon,
         )  # fmt: skip
-        self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE, len(PART_ENDS))
+        num_parts = len(self._memory.part_ends)
+        self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE, num_parts)
         self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, RecentAttempts())
-        self._host_memory = SimMemory(max(1, num_host_pages), PAGE_BYTES, PART_ENDS)
+        self._host_memory = SimMemory(max(1, num_host_pages), self._memory.page_bytes, self._memory.part_ends)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, self._host_memory, version)
+        runner.window, runner.windows = self._cache.window, self._cache.pool.windows
         self._engine = SimEngine(
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
@@ -191,10 +191,13 @@ class SimDecode:
     def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
         limits = ImportLimits(
             CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s,
-            max_reservations=self._plan.max_reservations,
+            max_reservations=self._plan.max_reservations, window=self._cache.window,
+            max_row_tokens=2 if self._drafter is None else 1 + MAX_DRAFTS, max_chunk_tokens=CONFIG.token_budget,
         )  # fmt: skip
         self._imports = policies.import_table(self._cache, limits)
-        self._host = SwapSpace(num_host_pages, PoolHasher(self._host_memory) if digests else None)
+        memory = self._memory
+        hasher = PoolHasher(self._host_memory) if digests else None
+        self._host = SwapSpace(num_host_pages, hasher, self._cache.pool.num_window_parts)
         growth = GrowthReserve(self._growth_mode, CONFIG.page_size, self._plan.growth_clip_tokens)
         step_time = ScriptedStepTime(attentive)
         chunks = ChunkBudget(self._token_budget, CONFIG.page_size, self._plan.chunking, step_time, ITL_OBJECTIVE_S)
@@ -205,14 +208,14 @@ class SimDecode:
         self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, rows)
         rules = ImportRules(CONFIG.page_size, digests)
         self._checks = checks = PageChecks(self._cache)
-        faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)
+        faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, memory.page_bytes)
         import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules, faults, growth)
         turn = EngineTurn(WorkerRole.DECODE, self._cache, self._mailbox, self._lifecycle.on_idle)
         self._exports = ExportTable(self._cache.pool, CONFIG.lease_s)
         given = ExportLimits(CONFIG.max_given_pages, import_policy.num_free_pages)
         cached = policies.cached_exports(self._cache, self._exports, checks, given)
         exports = PageExports(self._exports, cached, import_policy) if self._gives_pages else None
-        hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, PAGE_BYTES), None, exports)
+        hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, memory.page_bytes), None, exports)
         return DecodeLoop(turn, self._imports, self._scheduler, import_policy, runner, hooks)
 
     def _request_of(self, id: AttemptId) -> EngineRequest:
@@ -229,14 +232,19 @@ class SimDecode:
         servicer = DecodeServicer(self._mailbox, attempts, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
         if self._gives_pages:
+            memory = self._memory
             terms = LinkConfig(
                 WorkerId(self.process.name), self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata},
-                self._memory.address, self._memory.num_pages, PAGE_BYTES, WATCH_TIMEOUT_S, None, len(PART_ENDS), True,
+                memory.address, memory.num_pages, region_of(memory).page_bytes, WATCH_TIMEOUT_S, None,
+                len(memory.part_ends), True, window_region_of(memory),
             )  # fmt: skip
             handoffs = HandoffServicer(terms, self._mailbox, HandoffLog(), None)
             handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
-        self._sessions = listen_for_sessions(attempts, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
+        calls = ServedCalls(servicer.abort, servicer.reserve)
+        self._sessions = listen_for_sessions(
+            attempts, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len, calls
+        )
         SimWire.listen(self._listener, self._sessions.serve)
 
     def _load(self) -> WorkerLoad:
@@ -256,10 +264,10 @@ class SimDecode:
             vocab_size=VOCAB_SIZE,
             status=self._lifecycle.status,
             load=self._load(),
-            page_bytes=PAGE_BYTES if self._fits is not None else 0,
+            page_bytes=self._memory.page_bytes if self._fits is not None else 0,
             links=self._links.records(),
             grammars=CAPABILITY,
-            capabilities=(*CAPABILITIES, SESSIONS),
+            capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS),
             budgets=self._loop.budgets(),
             modalities=(TEXT, IMAGE) if self._has_images else (TEXT,),
         )

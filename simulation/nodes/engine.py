@@ -19,7 +19,9 @@ from baton.engine.media.step_inputs import EmbeddingSource
 from baton.engine.thread import EngineLoop
 from baton.grammar.matcher import MaskRow
 from baton.kv.memory import PageMemory
+from baton.kv.windows.slots import WindowSlots
 from simulation.nodes.grammar import new_masks
+from simulation.runtime.page_memory import SimPages
 from simulation.runtime.process import SimProcess
 from simulation.vision.images import see_images
 
@@ -70,14 +72,16 @@ class SimMailbox(Mailbox[Command]):
 class SimRunner(FakeRunner):
     """The fake model in one of its versions; records whether it ran.
 
-    `images`: embeddings for its rows, as `MediaStore.get` gives them; None: it computes no row of an image.
+    `images`: embeddings for its rows, as `MediaStore.get` gives them; None: it computes no row of an image. `windows`:
+    slots of window parts, which are overwritten while they are free.
     """
 
     has_run = False
     images: EmbeddingSource | None = None
+    windows: WindowSlots | None = None
 
     def __init__(
-        self, memory: PageMemory, page_size: int, vocab_size: int, host: PageMemory | None = None, version: int = 0
+        self, memory: SimPages, page_size: int, vocab_size: int, host: PageMemory | None = None, version: int = 0
     ) -> None:
         self.masks = new_masks()
         super().__init__(memory, page_size, vocab_size, host, self.masks)
@@ -87,7 +91,11 @@ class SimRunner(FakeRunner):
         self.has_run = True
         if any(row.media for row in batch.rows):
             batch = replace(batch, rows=tuple(see_images(row, self.images) for row in batch.rows))
-        return super().run(batch)
+        output = super().run(batch)
+        if self.windows is not None and self._apart is not None:
+            for slot in self.windows.free_slots:  # nothing may read it
+                self._apart.windows.page(slot)[:] = b"\xff" * self._apart.windows.page_bytes
+        return output
 
     def _sample(self, spec: SampleSpec, mask: MaskRow | None) -> SampledToken:
         sampling = replace(spec.sampling, seed=spec.sampling.seed + self._version)

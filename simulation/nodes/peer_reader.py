@@ -10,6 +10,7 @@ from typing import cast
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import PageId, WorkerId
 from baton.domain.worker import WorkerRole
+from baton.kv.windows.memory import WindowedMemory
 from baton.services.prefill.commands import PrefillCommand
 from baton.transfer.base import Pull
 from baton.transfer.puller import ThreadedPuller
@@ -22,7 +23,7 @@ from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, MODEL
 from simulation.runtime.grpc_calls import SimChannels
-from simulation.runtime.page_memory import SimMemory
+from simulation.runtime.page_memory import SimPages, leading_parts
 from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.process import SimProcess
 
@@ -34,7 +35,7 @@ class SimPeerReader:
         self,
         process: SimProcess,
         environment: SimEnvironment,
-        memory: SimMemory,
+        memory: SimPages,
         fingerprint: Fingerprint,
         mailbox: SimMailbox[PrefillCommand],
         registration: Registration,
@@ -46,6 +47,7 @@ class SimPeerReader:
         identity = LinkIdentity(
             WorkerId(process.name), process.incarnation, MODEL, fingerprint, memory.page_bytes,
             LINK_GRACE_TTLS * CONFIG.worker_ttl_s, frozenset({WorkerRole.PREFILL, WorkerRole.DECODE}),
+            num_leading_parts=leading_parts(memory), has_window_slots=isinstance(memory, WindowedMemory),
         )  # fmt: skip
         pullers = PullerSet([cast(ThreadedPuller, self._puller)])
         self.links = PeerLinks(

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
-from baton.domain.worker import CAPABILITIES, IMAGE, TEXT, WorkerLoad, WorkerRecord, WorkerRole
-from baton.engine.fake_runner import SLOT_BYTES
+from baton.domain.trust import OPEN_CLUSTER
+from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, TEXT, WorkerLoad, WorkerRecord, WorkerRole
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.page_imports import PageImportLimits
@@ -25,8 +25,7 @@ from baton.engine.tiers.controller import TierController, TierMover
 from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.page_checks import PageChecks
-from baton.kv.pages import Owner, PagePool
-from baton.kv.prefix_cache import PrefixCache
+from baton.kv.pages import Owner
 from baton.kv.tiers.tier import CacheTier
 from baton.kv.tiers.tier_stack import TierStack
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
@@ -39,15 +38,15 @@ from baton.services.prefill.scheduler import NOT_SHARED
 from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.settings.choices import PageSharingKind
 from baton.settings.tiers import TierWrite
-from baton.transfer.base import Pull
-from baton.transfer.digest import PoolHasher
+from baton.transfer.base import Pull, region_of, window_region_of
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.host_tier.mover import HostMover
 from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
-from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
+from baton.worker.sessions.listen import listen_for_calls
+from baton.worker.sessions.served_calls import ServedCalls
 from baton.worker.streams import AttemptStreams
 from simulation.announced_fits import AnnouncedFits
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
@@ -59,9 +58,10 @@ from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, IMAGE_INTAKE, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimServer
 from simulation.runtime.network import Endpoint
-from simulation.runtime.page_memory import SimMemory, two_parts
+from simulation.runtime.page_memory import SimMemory, sim_cache
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
+from simulation.runtime.session_wire import SimWire
 from simulation.runtime.step_time import ScriptedStepTime, attentive
 from simulation.scenario import VOCAB_SIZE, Scenario
 from simulation.vision.images import PROCESSOR
@@ -87,10 +87,9 @@ class SimPrefill:
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
-        page_bytes = CONFIG.page_size * SLOT_BYTES
-        self._memory = SimMemory(CONFIG.num_prefill_pages, page_bytes, two_parts(page_bytes))
-        hasher = PoolHasher(self._memory) if digests else None
-        self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), hasher, scenario.eviction)
+        self._cache, self._memory = sim_cache(
+            CONFIG.num_prefill_pages, CONFIG.page_size, scenario.num_window_slots, scenario.eviction, digests=digests
+        )
         checks = PageChecks(self._cache)
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
         limits = self._make_limits(scenario)
@@ -104,8 +103,9 @@ class SimPrefill:
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks, None, sharing)
         self._scheduler = scheduler
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
+        runner.window, runner.windows = self._cache.window, self._cache.pool.windows
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
-        self._handoffs = HandoffLog()
+        self._handoffs = policies.handoff_log(self._streams.is_open)
         self._engine = SimEngine(
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
@@ -158,7 +158,7 @@ class SimPrefill:
 
     def _make_tiers(self, host_write: TierWrite | None, file_write: TierWrite | None) -> list[TierController]:
         """As `baton.services.prefill.app` does."""
-        memory, parts = self._memory, two_parts(self._memory.page_bytes)
+        memory, parts = self._memory, self._memory.part_ends
         self._slots = SimMemory(CONFIG.num_host_slots, memory.page_bytes, parts)
         files = SimFileMover(
             self.process, self._disk, parts, lambda: self._mailbox.put(TierEnded()), self._network.trace
@@ -170,7 +170,7 @@ class SimPrefill:
         made = []
         for mover, write, num_slots in movers:
             if write is not None:
-                tier = CacheTier(num_slots)
+                tier = CacheTier(num_slots, num_parts=self._cache.pool.num_window_parts)
                 made.append(TierController(tier, mover, self._cache, memory, write, self._compute_s))
                 self._tiers.append(tier)
                 if mover is files:
@@ -198,6 +198,7 @@ class SimPrefill:
     async def leave(self) -> None:
         """SIGTERM; returns when the process would exit."""
         await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
+        await self._sessions.leave("the worker leaves")
         await self._listener.stop(SERVER_GRACE_S)
         if self._peers is not None:
             await self._peers.close()
@@ -243,8 +244,8 @@ class SimPrefill:
         worker_id, memory = WorkerId(self.process.name), self._memory
         terms = LinkConfig(
             worker_id, self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata}, memory.address,
-            memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S, granted_lease_s, len(memory.part_ends),
-            self._peers is not None,
+            memory.num_pages, region_of(memory).page_bytes, WATCH_TIMEOUT_S, granted_lease_s, len(memory.part_ends),
+            self._peers is not None, window_region_of(memory),
         )  # fmt: skip
         server = SimServer()
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)
@@ -257,6 +258,9 @@ class SimPrefill:
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
+        calls = ServedCalls(prefill.abort, prefill=prefill.prefill)
+        self._sessions = listen_for_calls(calls, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
+        SimWire.listen(self._listener, self._sessions.serve)
 
     def _load(self) -> WorkerLoad:
         load = replace(self._loop.load(), step_age_s=self._engine.step_age_s())
@@ -277,7 +281,11 @@ class SimPrefill:
             load=self._load(),
             page_bytes=self._memory.page_bytes if self._fits is not None else 0,
             grammars=CAPABILITY,
-            capabilities=(*CAPABILITIES, *(() if self._vision is None else self._vision.capabilities)),
+            capabilities=(
+                *CAPABILITIES,
+                *ALL_IN_SESSIONS,
+                *(() if self._vision is None else self._vision.capabilities),
+            ),
             links=() if self._peers is None else self._peers.links.records(),
             budgets=self._loop.budgets(),
             modalities=(TEXT,) if self._vision is None else (TEXT, IMAGE),

@@ -17,13 +17,18 @@ from typing import Any
 from starlette.responses import Response
 
 from baton.domain.ids import Incarnation, OwnerId, RequestId
+from baton.domain.worker import WorkerRecord
+from baton.rpc.codec import decode_id
+from baton.rpc.gen import decode_pb2, prefill_pb2
+from baton.rpc.request_metadata import Metadata
 from baton.services.router.admission.admission_queue import AdmissionLimits
 from baton.services.router.admission.slot import SLOT_BYTES
 from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
 from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
 from baton.services.router.dispatch.reserve import ReserveLimits
-from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.sessions.worker_sessions import WorkerSessions
 from baton.services.router.dispatch.workers import WorkerLimits, WorkerSet
 from baton.services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from baton.services.router.openai.request_parser import RawRequest
@@ -75,6 +80,26 @@ class SimWorkerSet(WorkerSet):
         return super().watch(incarnation, _OrderedListener(next(self._numbers), on_lost))
 
 
+class SimSessions(WorkerSessions):
+    """The real sessions. The trace names the workers that are asked, as it does for calls: see `silence`."""
+
+    def __init__(self, network: SimNetwork, process: SimProcess) -> None:
+        name = process.name
+        super().__init__(SimWire(network, process), f"{name}/{process.incarnation:x}", process.incarnation)
+        self._note = network.trace.note
+        self._name = name
+
+    def reserve(self, worker: WorkerRecord, request: decode_pb2.ReserveRequest, metadata: Metadata) -> SessionStream:
+        id = decode_id(request.id)
+        self._note(f"{self._name}->{worker.address}", f"reserve {id}", id.request_id)
+        return super().reserve(worker, request, metadata)
+
+    def prefill(self, worker: WorkerRecord, request: prefill_pb2.PrefillRequest, metadata: Metadata) -> SessionStream:
+        id = decode_id(request.request.id)
+        self._note(f"{self._name}->{worker.address}", f"prefill {id}", id.request_id)
+        return super().prefill(worker, request, metadata)
+
+
 class SimRouter:
     """One life of a router. Created inside its own process. `host` holds the connections of its clients."""
 
@@ -89,8 +114,7 @@ class SimRouter:
         limits = WorkerLimits(CONFIG.worker_ttl_s, CONFIG.heartbeat_s, CONFIG.max_step_age_s, max_tpot_s=max_tpot_s)
         self._workers = SimWorkerSet(sim_store, SimChannels(network, process), WorkerFilter(MODEL), limits, clock=clock)
         if scenario.sessions:
-            wire, id = SimWire(network, process), f"{process.name}/{process.incarnation:x}"
-            self._workers.decode_sessions = DecodeSessions(wire, id, process.incarnation)
+            self._workers.worker_sessions = SimSessions(network, process)
         self._aborts = Aborts(self._workers)
         supersede_listener = policies.supersede_listener()
         self.writer = policies.writer(sim_store, on_superseded=supersede_listener.on_superseded)
@@ -112,7 +136,7 @@ class SimRouter:
 
     async def post(self, raw_request: RawRequest) -> Response:
         """The answer to a new call. Raises `BatonError`."""
-        self.dispatcher.refuse_if_full(self._deadline_s)
+        self.dispatcher.refuse_if_full(self._deadline_s, raw_request.metadata.tenant)
         parsed = await self._frontend.parser.parse(raw_request)
         timer = self._frontend.traces.start(RequestOrigin(raw_request.endpoint), asyncio.get_running_loop().time())
         request = parsed.request
@@ -121,9 +145,9 @@ class SimRouter:
         self._check_admission()
         return answer
 
-    async def resume(self, id: RequestId, last_event_id: str) -> Response:
-        """The rest of an earlier answer. Raises `BatonError`."""
-        return await self._frontend.resumer.respond(id, last_event_id, "")
+    async def resume(self, id: RequestId, last_event_id: str, tenant: str = "") -> Response:
+        """The rest of an earlier answer of that tenant. Raises `BatonError`."""
+        return await self._frontend.resumer.respond(id, last_event_id, tenant)
 
     async def leave(self) -> None:
         """SIGTERM; returns when the process would exit."""
@@ -133,8 +157,8 @@ class SimRouter:
         await self._until_empty(CONFIG.drain_s)
         await self.host.stop(LAST_WORDS_S)
         await self._frontend.takeovers.close()
-        if self._workers.decode_sessions is not None:
-            await self._workers.decode_sessions.close()
+        if self._workers.worker_sessions is not None:
+            await self._workers.worker_sessions.close()
         await self._until_empty(LAST_WORDS_S)
         await self.writer.flush(LAST_WORDS_S)
         await self._ownership.close()
@@ -186,8 +210,13 @@ class SimRouter:
                 await self.dispatcher.wait_empty()
 
     def _check_admission(self) -> None:
-        """Checks after an admission that no more requests than the limits are here, besides those taken over."""
+        """Checks after an admission that no more requests than the limits are here, besides those taken over.
+
+        A full queue admits a request of another tenant than the one that holds the most of it, and that one's newest
+        request leaves; it is here until its task has run.
+        """
         num_takeovers = MAX_CHOICES * sum(name.startswith("takeover-") for name in self.process.tasks())
         limit = ADMISSION.max_running_requests + ADMISSION.max_queued_bytes // SLOT_BYTES + num_takeovers
-        if self.dispatcher.num_open > limit:
-            raise Violation("admission", f"{self.dispatcher.num_open} requests are admitted, {limit} at most may be")
+        num_here = sum(tracked.slot.refusal is None for tracked in self.dispatcher.tracked())
+        if num_here > limit:
+            raise Violation("admission", f"{num_here} requests are admitted, {limit} at most may be")

@@ -25,6 +25,7 @@ from baton.rpc.request_metadata import Metadata
 from simulation.runtime.attempt_ids import attempt_of
 from simulation.runtime.network import Endpoint, SimNetwork
 from simulation.runtime.process import SimProcess
+from simulation.runtime.trace import BROKE
 
 TICK_S = 1e-6
 DUPLICATE_TIMEOUT_S = 1.0
@@ -246,7 +247,7 @@ class SimCall:
         now = self._loop.time()
         at = self._link.arrival(self._channel.process.name, now)
         if at is None:
-            self._loop.call_later(self._delay_s(), self.on_connection_lost, "the connection broke")
+            self._loop.call_later(self._delay_s(), self.on_connection_lost, BROKE)
             return
         self._note("->")
         self._loop.call_at(at, self._arrive)
@@ -313,7 +314,7 @@ class SimCall:
             now = self._loop.time()
             at = self._link.arrival(self._channel.process.name, now + self._delay_s())
             if at is None:
-                self.on_connection_lost("the connection broke")
+                self.on_connection_lost(BROKE)
                 raise asyncio.CancelledError
             await asyncio.sleep(at - now)
             yield deserialize(request)
@@ -323,7 +324,7 @@ class SimCall:
             return
         at = self._link.arrival(self._channel.address, self._loop.time())
         if at is None:
-            self.on_connection_lost("the connection broke")
+            self.on_connection_lost(BROKE)
             return
         # Strictly later: timers of the same instant go off in no order.
         self._last_arrival_s = max(at, self._last_arrival_s + TICK_S)

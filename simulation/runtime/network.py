@@ -8,15 +8,16 @@ peer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
 from baton.rpc.channel_pool import PING_INTERVAL_S, PING_TIMEOUT_S
 from baton.session.wires.wire import Serve
 from simulation.runtime.process import SimProcess
-from simulation.runtime.trace import Trace
+from simulation.runtime.trace import LATE, Trace
 from simulation.scenario import Noise
 
 KEEPALIVE_S = PING_INTERVAL_S + PING_TIMEOUT_S
@@ -27,6 +28,9 @@ SLOW_LINK_S = 0.15
 """Mean extra delay of a message on a slow link."""
 
 RESET_S = 0.001
+
+LATE_S = 0.25
+"""Delay from which on a message is in the trace."""
 
 
 class BreakableCall(Protocol):
@@ -72,9 +76,11 @@ class _Cut:
 class SimLink:
     """The link between two names. Delays and losses apply in both directions, cuts may not."""
 
-    def __init__(self, rng: Random, noise: Noise) -> None:
+    def __init__(self, rng: Random, noise: Noise, on_late: Callable[[float], None]) -> None:
+        """`on_late` receives the delay of each message that is `LATE_S` late or more, in seconds."""
         self._rng = rng
         self._noise = noise
+        self._on_late = on_late
         self._cuts: dict[str, _Cut] = {}  # by the sender that is cut off
         self._slow_until_s = 0.0
         self.calls: dict[BreakableCall, None] = {}
@@ -106,7 +112,10 @@ class SimLink:
         """Delay of a message."""
         slow = SLOW_FACTOR if self._rng.random() < self._noise.slow else 1.0
         late_s = self._rng.expovariate(1.0 / SLOW_LINK_S) if now < self._slow_until_s else 0.0
-        return 0.0001 + slow * self._rng.expovariate(1.0 / self._noise.mean_delay_s) + late_s
+        delay_s = 0.0001 + slow * self._rng.expovariate(1.0 / self._noise.mean_delay_s) + late_s
+        if delay_s >= LATE_S:
+            self._on_late(delay_s)
+        return delay_s
 
     def arrival(self, sender: str, now: float) -> float | None:
         """Arrival time of a message sent now; None if its connection breaks."""
@@ -137,7 +146,9 @@ class SimNetwork:
         ends = (one, other) if one < other else (other, one)
         link = self._links.get(ends)
         if link is None:
-            link = self._links[ends] = SimLink(Random(f"{self._seed} {ends}"), self._noise)
+            link = self._links[ends] = SimLink(
+                Random(f"{self._seed} {ends}"), self._noise, partial(self._late, f"{ends[0]}|{ends[1]}")
+            )
             if self._is_calm:
                 link.stop_faults()
         return link
@@ -178,6 +189,9 @@ class SimNetwork:
             if process.name in ends:
                 for call in list(link.calls):
                     loop.call_later(delay_s, call.on_connection_lost, f"{process.name} is gone")
+
+    def _late(self, ends: str, delay_s: float) -> None:
+        self.trace.note(ends, f"{LATE}{delay_s:.3f} s")
 
     def _keepalive(self, link: SimLink) -> None:
         if link.keepalive_expired(asyncio.get_running_loop().time()):

@@ -8,15 +8,18 @@ are copied at the end of a read, the worst time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from baton.domain.ids import PageId, WorkerId
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PoolMemory, write_leading
 from baton.transfer.active_pull import ActivePull
 from baton.transfer.base import OnPullEvent, Pull, SourceInfo
 from baton.transfer.fake import TRANSPORT, FakeFabric, FakeMover, FakeSource, PullFault, PullFaultKind
 from simulation.runtime.process import SimProcess
+from simulation.runtime.trace import LATE, Trace
 from simulation.scenario import Noise
 
 TURN_S = 0.01
@@ -27,10 +30,12 @@ MAX_LATE_S = 3.0
 class SimFabric(FakeFabric):
     """One reader's view of the sources. `stop_faults` ends the faults."""
 
-    def __init__(self, rng: Random, noise: Noise) -> None:
+    def __init__(self, rng: Random, noise: Noise, on_late: Callable[[float], None]) -> None:
+        """`on_late` receives the delay of each read that comes late, in seconds."""
         super().__init__()
         self._rng = rng
         self._noise = noise
+        self._on_late = on_late
 
     def stop_faults(self) -> None:
         """Stops random failures."""
@@ -41,6 +46,7 @@ class SimFabric(FakeFabric):
         delay_s = rng.expovariate(1.0 / MEAN_READ_S)
         if rng.random() < noise.read_lateness:
             delay_s += rng.uniform(0.0, MAX_LATE_S)
+            self._on_late(delay_s)
         if rng.random() < noise.read_failure:
             return PullFault(PullFaultKind.FAIL, delay_s)
         if rng.random() < noise.read_corruption:
@@ -51,20 +57,21 @@ class SimFabric(FakeFabric):
 @dataclass(slots=True)
 class _Source:
     process: SimProcess
-    memory: PageMemory
+    memory: PoolMemory
     views: dict[str, FakeSource] = field(default_factory=dict)  # reader's name -> its view
 
 
 class PageNetwork:
     """All readable pools and their readers, by process name; a restart replaces its former life."""
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: Noise, trace: Trace) -> None:
         self._noise = noise
+        self._trace = trace
         self._sources: dict[str, _Source] = {}
         self._fabrics: dict[str, SimFabric] = {}
         self._cuts: dict[tuple[str, str], float] = {}
 
-    def add_source(self, process: SimProcess, memory: PageMemory) -> bytes:
+    def add_source(self, process: SimProcess, memory: PoolMemory) -> bytes:
         """Adds a worker's pool; returns its address for peers."""
         source = self._sources[process.name] = _Source(process, memory)
         for decode, fabric in self._fabrics.items():
@@ -73,7 +80,7 @@ class PageNetwork:
 
     def add_reader(self, process: SimProcess) -> SimFabric:
         """Adds a worker that reads."""
-        fabric = self._fabrics[process.name] = SimFabric(process.rng, self._noise)
+        fabric = self._fabrics[process.name] = SimFabric(process.rng, self._noise, partial(self._late, process.name))
         for source in self._sources.values():
             self._show(source, process.name, fabric)
         return fabric
@@ -113,6 +120,9 @@ class PageNetwork:
             del self._cuts[pair]
         self._refresh()
 
+    def _late(self, reader: str, delay_s: float) -> None:
+        self._trace.note(reader, f"{LATE}{delay_s:.3f} s, a read")
+
     def _refresh(self) -> None:
         for prefill, source in self._sources.items():
             for decode, view in source.views.items():
@@ -124,7 +134,7 @@ class SimPuller:
 
     transport = TRANSPORT
 
-    def __init__(self, process: SimProcess, fabric: SimFabric, memory: PageMemory, on_event: OnPullEvent) -> None:
+    def __init__(self, process: SimProcess, fabric: SimFabric, memory: PoolMemory, on_event: OnPullEvent) -> None:
         self._process = process
         self._fabric = fabric
         self._memory = memory
@@ -162,9 +172,9 @@ class SimPuller:
         if source is None or source.paused or source.closed:
             active.fail("the source cannot be reached")
             return
-        for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
-            self._memory.write([local], source.memory.read([remote]))
-        active.num_bytes = len(pull.local_pages) * self._memory.page_bytes
+        num_bytes = pull.page_bytes(self._memory)
+        write_leading(self._memory, pull.local_pages, source.memory.read(pull.remote_pages, num_bytes))
+        active.num_bytes = len(pull.local_pages) * num_bytes
         active.complete()
 
     def disconnect(self, source: WorkerId) -> None:

@@ -15,6 +15,7 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.session.wires.wire import CONNECT_TIMEOUT_S, ConnectionRefused, Serve
 from simulation.runtime.network import Endpoint, SimLink, SimNetwork
 from simulation.runtime.process import SimProcess
+from simulation.runtime.trace import BROKE
 
 TICK_S = 1e-6
 
@@ -37,7 +38,7 @@ class SimWire:
         arrives_at = link.arrival(self._process.name, loop.time())
         if arrives_at is None or arrives_at > loop.time() + CONNECT_TIMEOUT_S:
             await asyncio.sleep(link.delay_s(loop.time()) if arrives_at is None else CONNECT_TIMEOUT_S)
-            raise LinkBroken("the connection broke")
+            raise LinkBroken(BROKE)
         await asyncio.sleep(arrives_at - loop.time())
         host = self._network.hosts.get(address)
         if host is None or not host.listens:
@@ -108,8 +109,8 @@ class SimConnection:
             return
         at = self._call.link.arrival(self._process.name, self._loop.time())
         if at is None:
-            self._call.on_connection_lost("the connection broke")
-            raise LinkBroken("the connection broke")
+            self._call.on_connection_lost(BROKE)
+            raise LinkBroken(BROKE)
         self._last_arrival_s = max(at, self._last_arrival_s + TICK_S)
         self._loop.call_at(self._last_arrival_s, self.peer.deliver, message.SerializeToString())
 

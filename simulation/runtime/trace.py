@@ -15,6 +15,12 @@ import structlog
 
 from baton.domain.ids import RequestId
 
+LATE = "late for "
+"""Begins the line of a message or read that is late, by the seconds that follow."""
+
+BROKE = "the connection broke"
+"""Ends the line of a call or session that a lost message has ended."""
+
 _UNINTERESTING = frozenset({"event", "level", "exc_info"})
 
 

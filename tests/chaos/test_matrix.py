@@ -36,6 +36,8 @@ CELLS = (
     Cell(RequestPhase.DECODING, ClusterFault.KILL_DECODE),
     Cell(RequestPhase.SEALED, ClusterFault.CORRUPT_SOURCE),
     Cell(RequestPhase.DECODING, ClusterFault.SILENT_CLIENTS),
+    Cell(RequestPhase.DECODING, ClusterFault.FLIP_MESSAGES),
+    Cell(RequestPhase.QUEUED, ClusterFault.STRANGE_RECORDS),
     Cell(RequestPhase.STREAMING, ClusterFault.STOP_ROUTER, ClusterFault.EMPTY_REDIS),
 )
 

@@ -165,6 +165,19 @@ def test_only_large_data_frames_are_flipped(piece_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 1 << 20])
+def test_messages_are_flipped_behind_the_prefix_of_grpc(piece_bytes: int) -> None:
+    page, message, empty = bytes(MIN_PAYLOAD_BYTES), bytes(40), bytes(5)
+    before = frame(0, page) + frame(1, message) + frame(0, empty)
+    stream = before + 2 * frame(0, message)
+    flipper, budget = BitFlipper(), FlipBudget(1, messages=True)
+    pieces = [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
+    out = b"".join(flipper.feed(piece, budget) for piece in pieces)
+    differing = [at for at, (old, new) in enumerate(zip(stream, out, strict=True)) if old != new]
+    assert differing == [len(before) + 9 + len(message) // 2]
+    assert BitFlipper(answers=True).feed(stream, FlipBudget(None, messages=True)) == stream
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 1 << 20])
 def test_answers_of_page_connections_are_flipped_and_refusals_are_not(piece_bytes: int) -> None:
     pages, refusal, empty = bytes(3000), b"no".ljust(6000), page_wire.HEAD.pack(page_wire.PAGES, 0)
     before = page_wire.HEAD.pack(page_wire.REFUSED, len(refusal)) + refusal + empty

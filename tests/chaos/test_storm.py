@@ -25,7 +25,7 @@ class NotedCluster:
         self._leaves = leaves
         self._dead: list[str] = []
         self._drained: set[str] = set()
-        self.shape = SimpleNamespace(names=ROLES)
+        self.shape = SimpleNamespace(names=ROLES, tenants=())
         self.processes: dict[str, Any] = {}
         self.store = MemoryStore()
         self.log: list[str] = []

@@ -20,10 +20,9 @@ from baton.kv.memory import PageMemory, PoolMemory
 from baton.kv.page_tags import PURPOSE, PageTag, PoolTagger
 from baton.transfer.base import Pull, PullOutcome
 from baton.transfer.digest import digest_pages
-from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
-from tests.unit.transfer.rigs import ENVIRONMENTS, TRUST, WAIT_S, EventLog, Rig, RunningSource, page_ids
+from tests.unit.transfer.rigs import ENVIRONMENTS, TRUST, WAIT_S, EventLog, Rig, RunningSource, needs_nixl, page_ids
 from tests.unit.transfer.source_process import SourceSpec, filled_memory
 
 pytestmark = pytest.mark.slow
@@ -33,8 +32,6 @@ PAGE_BYTES = 64 * 1024
 SEED = 20
 PREFILL = WorkerId("prefill-0")
 LONG_S = 20.0
-
-needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
 
 
 @dataclass

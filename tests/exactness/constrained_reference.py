@@ -52,17 +52,26 @@ class Draw:
 
 
 class ConstrainedReference:
-    """A float32 model without a cache."""
+    """A float32 model without a cache. It computes each answer once: both transports are compared with it."""
 
     def __init__(self, directory: Path = MODEL_DIR) -> None:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self._tokenizer = GrammarTokenizer.of_directory(MODEL_DIR, VOCAB_SIZE)
+        self._answers: dict[tuple[object, ...], tuple[list[int], list[float]]] = {}
 
     def generate(
         self, grammar: str | None, prompt: Sequence[int], max_tokens: int, draw: Draw | None = None
     ) -> tuple[list[int], list[float]]:
         """Tokens up to an end token, which is the last one, or `max_tokens`; and their raw log probabilities."""
-        draw = draw or Draw()
+        asked = (grammar, tuple(prompt), max_tokens, draw or Draw())
+        if asked not in self._answers:
+            self._answers[asked] = self._generate(*asked)
+        tokens, logprobs = self._answers[asked]
+        return [*tokens], [*logprobs]
+
+    def _generate(
+        self, grammar: str | None, prompt: Sequence[int], max_tokens: int, draw: Draw
+    ) -> tuple[list[int], list[float]]:
         matcher = None if grammar is None else LLMatcher(self._tokenizer.ll, grammar)
         output: list[int] = []
         logprobs: list[float] = []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,12 @@ NUM_TOKENS = 12
 PAGES = {"page-size": PAGE_SIZE}
 CHUNKS = {"token-budget": TOKEN_BUDGET}
 RANDOM_FAMILIES = sorted(set(FAMILIES) - {"gemma2"})
+FEW_SLOTS: dict[str, Any] = {"num-pages": 120, "window-slots": 0.1}
+WINDOW_SLOTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3_text": ({}, FEW_SLOTS),
+    "gpt_oss": ({"window-slots": "off"}, {**FEW_SLOTS, "overlap-scheduling": True}),
+}
+"""Flags of prefill and decode, by family with a window in some of the layers. Without flags they have slots."""
 
 
 def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
@@ -101,7 +108,7 @@ def test_prompts_of_every_shape(bundled: Cluster, bundled_reference: Reference) 
     with split(bundled):
         for prompt in shaped_prompts(1):
             assert ask(bundled, prompt) == bundled_reference.generate(prompt, NUM_TOKENS), f"{len(prompt)} tokens"
-    assert bundled.metric("router-0", "baton_sessions") == (bundled.transport == "stream")
+    assert bundled.metric("router-0", "baton_sessions") == 2 * (bundled.transport == "stream")
 
 
 def test_repeated_prompts_come_from_the_caches(bundled: Cluster, bundled_reference: Reference) -> None:
@@ -235,18 +242,28 @@ def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Re
 
 @pytest.mark.parametrize("family", RANDOM_FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
-    """Random weights of every supported kind of attention; the transfers alternate."""
+    """Random weights of every supported kind of attention; the transfers alternate.
+
+    Window parts have slots on one side, or on both, and by default.
+    """
     directory = add_tokenizer(save_random_model(family, tmp_path / family))
     reference = Reference(directory)
     choices = transports()
     transport = choices[RANDOM_FAMILIES.index(family) % len(choices)]
     prompts = shaped_prompts(6)
+    prefill_flags, decode_flags = WINDOW_SLOTS.get(family, ({}, {}))
     with (
-        Cluster(tmp_path, model=str(directory), transport=transport, flags=PAGES, prefill_flags=CHUNKS) as cluster,
+        Cluster(
+            tmp_path, model=str(directory), transport=transport, flags=PAGES,
+            prefill_flags={**CHUNKS, **prefill_flags}, decode_flags=decode_flags,
+        ) as cluster,
         split(cluster),
         ThreadPoolExecutor(4) as pool,
-    ):
+    ):  # fmt: skip
         answers = list(pool.map(lambda prompt: ask(cluster, prompt), prompts))
+        for worker, flags in (("prefill-0", prefill_flags), ("decode-0", decode_flags)):
+            has_slots = family in WINDOW_SLOTS and flags.get("window-slots") != "off"
+            assert (cluster.metric(worker, "baton_window_slots", state="unheld") > 0) is has_slots
     assert answers == [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
 
 

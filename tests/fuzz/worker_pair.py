@@ -121,7 +121,7 @@ class PrefillWorker(_Worker):
         super().__init__()
         self.mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
         self.streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams()
-        self.handoffs = HandoffLog()
+        self.handoffs = HandoffLog(self.streams.is_open)
         outbox = PrefillOutbox(self.handoffs, self.streams, RecentAttempts())
         exports = ExportTable(self.cache.pool, LEASE_S)
         limits = PrefillLimits(PAGE_SIZE, 4 * PAGE_SIZE, 4, NUM_PAGES // 2)

@@ -33,15 +33,24 @@ def world(layer: ObservedLayer) -> PageStorage:
     return storage
 
 
-def random_step(rng: random.Random, num_rows: int, chunks: bool) -> StepMetadata:
-    """Rows of random length on scattered pages; every third is a chunk where `chunks` is set."""
+def random_step(rng: random.Random, num_rows: int, chunks: bool, more: str = "") -> StepMetadata:
+    """Rows of random length on scattered pages; every third is a chunk where `chunks` is set.
+
+    `more`: every sixth of these has "blocks", one of them begun before, or is one of "trees".
+    """
     free = rng.sample(range(NUM_PAGES), NUM_PAGES)
     segments, first = [], 0
     for row in range(num_rows):
         num_tokens = rng.randint(2, 40) if chunks and row % 3 == 0 else 1
         start = rng.randint(0, 70)
         pages = [free.pop() for _ in range(ceil_div(start + num_tokens, PAGE_SIZE))]
-        segments.append(Segment(first, start, num_tokens, pages))
+        blocks: tuple[tuple[int, int], ...] = ()
+        parents: tuple[int, ...] = ()
+        if num_tokens > 1 and row % 6 == 0 and more == "blocks":
+            blocks = ((max(0, start - 5), start + num_tokens // 2), (start + num_tokens // 2, start + num_tokens))
+        if num_tokens > 1 and row % 6 == 0 and more == "trees":
+            parents = (-1, *(rng.randrange(node) for node in range(1, num_tokens)))
+        segments.append(Segment(first, start, num_tokens, pages, blocks, parents))
         first += num_tokens
     return plan_step(segments, PAGE_SIZE, "cuda")
 
@@ -68,6 +77,21 @@ def test_random_steps_agree_with_the_torch_backend(window: int | None, softcap: 
     rng = random.Random(2)
     for chunks in (True, False, True, False):
         compare(storage, backend, layer, random_step(rng, 12, chunks))
+
+
+@pytest.mark.parametrize(("more", "window"), [("trees", None), ("blocks", None), ("blocks", 5), ("blocks", 20)])
+def test_masks_agree_with_the_torch_backend(more: str, window: int | None) -> None:
+    """Also a long prompt behind a cached prefix, whose keys flashinfer splits; then a step without a mask."""
+    layer = ObservedLayer(SHAPE, 8, 0.125, window, None, False)
+    storage = world(layer)
+    backend = FlashinferAttention([layer, layer], storage)
+    rng = random.Random(4)
+    pages = rng.sample(range(NUM_PAGES), NUM_PAGES)
+    parents = (-1, *range(15)) if more == "trees" else ()
+    long = Segment(0, 2000, 16 if parents else 600, pages, () if parents else ((1990, 2256), (2300, 2556)), parents)
+    steps = [random_step(rng, 12, chunks=True, more=more), plan_step([long], PAGE_SIZE, "cuda")]
+    for step in (*steps, random_step(rng, 12, chunks=True)):
+        compare(storage, backend, layer, step)
 
 
 def test_a_fixed_number_of_rows_agrees_with_the_torch_backend() -> None:

@@ -6,12 +6,12 @@ from tests.planted.runner import PlantedBug
 from tests.planted.tables.chain_bugs import CHAIN_BUGS
 from tests.planted.tables.checkpoint_bugs import CHECKPOINT_BUGS
 from tests.planted.tables.constraint_bugs import CONSTRAINT_BUGS
-from tests.planted.tables.core_bugs import CORE_BUGS
 from tests.planted.tables.event_bugs import EVENT_BUGS
-from tests.planted.tables.latent_bugs import LATENT_BUGS
 from tests.planted.tables.media_bugs import MEDIA_BUGS
+from tests.planted.tables.native_bugs import CORE_BUGS, LAYER_BUGS, SOFTMAX_BUGS
 from tests.planted.tables.overlap_bugs import OVERLAP_BUGS
 from tests.planted.tables.page_connection_bugs import PAGE_CONNECTION_BUGS
+from tests.planted.tables.page_part_bugs import LATENT_BUGS, WINDOW_BUGS
 from tests.planted.tables.prefill_bugs import PREFILL_BUGS
 from tests.planted.tables.promise_bugs import PROMISE_BUGS
 from tests.planted.tables.session_bugs import SESSION_BUGS
@@ -32,8 +32,8 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
-    *LATENT_BUGS, *CHAIN_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
-    *TOOL_BUGS, *SESSION_BUGS,
+    *WINDOW_BUGS, *LATENT_BUGS, *CHAIN_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
+    *LAYER_BUGS, *SOFTMAX_BUGS, *TOOL_BUGS, *SESSION_BUGS,
     *PAGE_CONNECTION_BUGS, *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
@@ -93,7 +93,7 @@ BUGS = (
     ),
     bug(
         PAGES, "a row of the pool crosses the padding of a page", "baton/model/storage.py",
-        "math.gcd(pool.shape[1], *(", "math.gcd(*(",
+        "math.gcd(*sizes, *(", "math.gcd(*(",
         "tests/unit/model/test_storage.py",
     ),
     bug(
@@ -103,11 +103,11 @@ BUGS = (
     ),
     bug(
         PAGES, "only the first part of a page has a digest", "baton/transfer/digest.py",
-        "for part in page_parts(page, part_ends)]", "for part in page_parts(page, part_ends)[:1] * len(part_ends)]",
+        "for part in parts], len(parts))", "for part in parts[:1] * len(parts)], len(parts))",
         "tests/unit/transfer/test_digest.py",
     ),
     bug(
-        PAGES, "host memory has other parts than the pool", "baton/engine/build.py",
+        PAGES, "host memory has other parts than the pool", "baton/engine/pool/memory.py",
         "return PageMemory(num_slots, geometry.page_bytes, geometry.part_ends)",
         "return PageMemory(num_slots, geometry.page_bytes)",
         "tests/unit/engine/test_build.py",
@@ -134,8 +134,8 @@ BUGS = (
     ),
     bug(
         PAGES, "a settled page may be hashed anew", "baton/kv/page_digests.py",
-        'if self._states[page]:\n            raise Broken(f"page {page} is {self.state(page).name} and cannot settle")',
-        "if False:\n            raise Broken()",
+        'if states[page]:\n                raise Broken(f"page {page} is {self.state(page).name} and cannot settle")',
+        "if False:\n                raise Broken()",
         f"{KV}/test_page_digests.py",
     ),
     bug(

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
+from baton.kv.events.event import PageContent
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
@@ -330,12 +331,12 @@ class CountingCache(PrefixCache):
         keys: Sequence[PageKey],
         pages: Sequence[PageId],
         hold: Hold,
-        tokens: Sequence[int] = (),
+        contents: Sequence[PageContent] = (),
         *,
         foreign: bool = False,
     ) -> list[PageId]:
         self.num_inserted += len(keys)
-        return super().insert(parent, keys, pages, hold, tokens, foreign=foreign)
+        return super().insert(parent, keys, pages, hold, contents, foreign=foreign)
 
 
 def test_a_page_enters_the_cache_once_however_long_the_row():

@@ -63,7 +63,7 @@ class AcceptsOlderAttempts(ExportTable):
     def open(self, id: AttemptId) -> AttemptId | None:
         if id in self._open:
             return super().open(id)
-        self._newest.pop(id.request_id, None)
+        self._fence._newest.pop(id.request_id, None)
         return super().open(id)
 
 
@@ -249,6 +249,7 @@ class ForgetsPinnedModel(TokenDispatcher):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reserver = _IgnoresFingerprint(self._workers, self._aborts, self._limits.reserve, self._prefill)
+        cast(Any, self._workers).has_model = lambda fingerprint, processor="": True
 
 
 class _ForgetsWhereItBegan(Reserver):

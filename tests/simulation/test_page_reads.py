@@ -7,6 +7,7 @@ from baton.domain.ids import Incarnation
 from simulation.runtime.page_memory import SimMemory
 from simulation.runtime.page_reads import PageNetwork
 from simulation.runtime.process import SimProcess
+from simulation.runtime.trace import Trace
 from simulation.runtime.virtual_clock import VirtualLoop
 from simulation.scenario import Noise
 
@@ -22,7 +23,7 @@ def run_cuts(start_s: float, durations_s: list[float]) -> list[bool]:
     async def cut() -> None:
         process = SimProcess("prefill-0", Incarnation(1), Random(0), lambda process, error: None)
         decode = SimProcess("decode-0", Incarnation(2), Random(0), lambda process, error: None)
-        network = PageNetwork(Noise())
+        network = PageNetwork(Noise(), Trace(loop.time))
         network.add_source(process, SimMemory(1, 8))
         (view,) = network.add_reader(decode).sources.values()
         await asyncio.sleep(start_s)

@@ -22,8 +22,8 @@ PAUSE_S = 2.5
 
 STEP_S = 0.25
 NUM_TOKENS = 16
-PAUSES_AFTER_S = (0.05, 1.2, 2.4)
-"""Begins of the pause: before the first token, in the answer, and at its end."""
+PAUSES_AFTER_S = (0.15, 1.2, 2.4)
+"""Begins of the pause: when all clients have their ids, in the answer, and at its end."""
 
 LOSSES_AFTER_S = (0.3, 1.7, 2.6)
 """Begins of the store's fault, after that of the pause: before a claim, after it, and when the pause is over."""
@@ -50,7 +50,7 @@ def scenario(kind: str, pause_after_s: float, loss_after_s: float, num_clients: 
         for n in range(num_clients)
     )  # fmt: skip
     quiet = replace(generate_scenario(0), num_routers=2, num_prefills=1, num_decodes=1, noise=Noise(), deadline_s=20.0)
-    return replace(quiet, mean_step_s=STEP_S, clients=clients, faults=(pause, loss))
+    return replace(quiet, mean_step_s=STEP_S, clients=clients, faults=(pause, loss), num_window_slots=None)
 
 
 def texts(result: RunResult) -> list[str]:

@@ -29,8 +29,11 @@ EXPECTED_PREFIXES = (
     *("budgets", "log budgets_changed", "reads "),
     *("kill encode", "drain encode", "freeze encode", "embeddings rot", "log embedding_not_pulled"),
 )
-RARE_SEEDS = {"code=integrity_failure": (163, 207)}
-"""Over calls a page that a row holds is damaged, over sessions the pages of a handoff are wrong twice."""
+RARE_SEEDS = {"code=integrity_failure": (163, 57), "code=sent_back": (87, 67)}
+"""Over calls and over sessions: the pages of a handoff are wrong twice, and rows are sent back."""
+
+FILE_SEEDS = (107, 159)
+"""Pages are read back from files: whole ones, and some with window slots."""
 
 EXPECTED_SUBSTRINGS = (
     *("keepalive", "code=worker_lost", "code=link_broken", "code=sent_back", "code=integrity_failure"),
@@ -112,7 +115,7 @@ def test_no_request_fails_without_faults():
 
 def test_every_simulated_event_happens():
     """Runs without any fault would prove nothing."""
-    seeds = (*range(1, 60), *(seed for rare in RARE_SEEDS.values() for seed in rare))
+    seeds = (*range(1, 60), *FILE_SEEDS, *(seed for rare in RARE_SEEDS.values() for seed in rare))
     texts = [entry.text for seed in seeds for entry in result_for_seed(seed).trace.entries]
     for begins in EXPECTED_PREFIXES:
         assert any(text.startswith(begins) for text in texts), begins

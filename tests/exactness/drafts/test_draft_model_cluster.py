@@ -71,9 +71,9 @@ def test_a_kill_in_the_middle_is_replayed_with_draft_layers(cluster: Cluster, pl
     with ask(cluster.url, body) as events:
         seen = list(itertools.islice(events, 8))
         (busy,) = [process.name for process in cluster.workers("decode") if cluster.pages(process.name)["live"]]
-        _kill(cluster, busy)
         (other,) = {"decode-0", "decode-1"} - {busy}
-        before = drafts(cluster, other)
+        before = drafts(cluster, other)  # two readings, so while it is idle
+        _kill(cluster, busy)
         seen += events
     assert [token for token in tokens(seen) if token is not None] == expected
     drafted, accepted = (now - then for now, then in zip(drafts(cluster, other), before, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from baton.telemetry import metrics
 from tests import tiny_models
 from tests.exactness.reference import Reference
 from tests.exactness.together.full_pair import FullPair
+from tests.exactness.windows.poison import poison_free_slots
 
 pytestmark = pytest.mark.exactness
 
@@ -162,13 +163,26 @@ def _counts(pair: FullPair) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
-def test_all_scheduling_at_once_gives_the_models_tokens(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "num_window_slots", "ahead"),
+    [
+        ("qwen3", None, False),
+        ("qwen3", None, True),
+        ("gemma3_text", None, False),
+        ("gemma3_text", 24, False),
+        ("gpt_oss", 24, False),
+    ],
+)
+def test_all_scheduling_at_once_gives_the_models_tokens(
+    family: str, num_window_slots: int | None, ahead: bool, tmp_path: Path
+) -> None:
     directory, pages = tmp_path / "model", tmp_path / "pages"
     pages.mkdir()
     tiny_models.save_random_model(family, directory)
     model = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, layout=WeightLayout.PLAIN)
-    pair = FullPair(model, LIMITS, pages)
+    pair = FullPair(model, replace(LIMITS, num_window_slots=num_window_slots), pages, ahead=ahead)
+    if num_window_slots is not None:
+        poison_free_slots(pair)
     before = _counts(pair)
     replay = Replay(pair, random.Random(SEED))
     for talk in _talks("alone")[-4:]:
@@ -181,6 +195,9 @@ def test_all_scheduling_at_once_gives_the_models_tokens(family: str, tmp_path: P
     for turn in replay.ended:
         assert turn.answer == reference.generate(turn.prompt, len(turn.answer)), turn.talk.name
     acted = _counts(pair) - before
-    # Pages without their window part are not given to others, and only models with windows have such pages.
-    idle = {"windowless"} if family == "qwen3" else {"given back"}
+    # Only models with windows have pages without window parts. Those are not given to others, unless they have slots.
+    idle = {"windowless"} if family == "qwen3" else {"given back"} if num_window_slots is None else set()
+    if ahead:
+        idle |= {"drafts accepted", "drafts refused"}
+        assert min(pair.num_ahead[role] for role in (WorkerRole.PREFILL, WorkerRole.DECODE)) > 10
     assert {name for name in before if not acted[name]} <= idle

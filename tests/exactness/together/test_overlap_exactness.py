@@ -1,4 +1,4 @@
-"""The overlapped decode loop over the real runner gives the tokens of the plain loop.
+"""The overlapped loops over the real runner give the tokens of the plain ones.
 
 On a CPU a step has ended when `start` returns, so this shows that tokens reach the next step without the host, and that
 sampling goes by their positions. That results are taken late is shown with `FakeAsyncRunner`.
@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from baton.bundled import MODEL_DIR
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import FinishReason, SamplingParams, StopParams
 from baton.domain.worker import WorkerRole
 from baton.engine.batch import Batch, Row
 from baton.engine.chunking import ChunkBudget
+from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.overlap.digest_thread import DigestThread, PendingDigests
 from baton.engine.overlap.page_fence import PageFence
 from baton.engine.page_scrub import PageScrub
 from baton.engine.runner import ModelRunner, ModelStep
@@ -35,7 +37,12 @@ from baton.services.decode.kv_import import ImportLimits
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
+from baton.services.decode.rows.unsettled_pages import UnsettledRows
 from baton.services.local.pair import NO_DEADLINE_S, LocalPair, PairLimits
+from baton.services.prefill.loop import PrefillLoop
+from baton.services.prefill.overlap.scheduler import OverlapPrefillScheduler
+from baton.services.prefill.overlap.steps import StepQueue
+from baton.services.prefill.policy import PrefillLimits
 from baton.transfer.digest import PoolHasher
 from tests import tiny_models
 from tests.exactness.test_runner_exactness import make_prompts
@@ -47,12 +54,42 @@ NUM_TOKENS = 20
 LIMITS = PairLimits(num_pages=64, max_rows=6, token_budget=3 * PAGE_SIZE)
 
 
+class CountedThread(DigestThread):
+    """Counts the pages that it was given."""
+
+    num_pages = 0
+
+    def start(self, pages: Sequence[PageId]) -> PendingDigests:
+        self.num_pages += len(pages)
+        return super().start(pages)
+
+
 class OverlapPair(LocalPair):
-    """Both engines, of which decode runs one step ahead."""
+    """Both engines, one step ahead."""
 
     def start(self, batch: Batch) -> ModelStep:
         self.future_rows += [row for row in batch.rows if row.future is not None]
         return self.runner.start(batch)
+
+    def start_prompts(self, batch: Batch) -> ModelStep:
+        assert self.prefill.ahead is not None
+        self.num_ahead += len(self.prefill.ahead)
+        return self.prefill_runner.start(batch)
+
+    def _make_prefill(self, limits: PairLimits) -> PrefillLoop:
+        self.num_ahead = 0
+        self.prefill_cache = cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.prefill_memory))
+        checks, exports = PageChecks(cache), ExportTable(cache.pool, NO_DEADLINE_S, grants_leases=False)
+        self.prefill_runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.prefill_memory))
+        self.prefill_runner.overlaps = True
+        rules = PrefillLimits(self._page_size, limits.token_budget, limits.max_rows, limits.num_pages)
+        scheduler = OverlapPrefillScheduler(cache, exports, rules, checks)
+        turn = EngineTurn(WorkerRole.PREFILL, cache, self._prefill_mailbox, on_idle=lambda: None)
+        scrub = PageScrub(checks, self.prefill_memory.page_bytes)
+        loop = PrefillLoop(turn, scheduler, exports, self.prefill_runner, scrub, self._events.extend)
+        self.digester = DigestThread(PoolHasher(self.prefill_memory))
+        loop.ahead = StepQueue(scheduler, self.start_prompts, turn.steps, self.digester)
+        return loop
 
     def _make_decode(self, limits: PairLimits) -> DecodeLoop:
         self.future_rows: list[Row] = []
@@ -64,6 +101,8 @@ class OverlapPair(LocalPair):
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
         swap_space, chunks = SwapSpace(limits.num_pages, PoolHasher(host)), ChunkBudget(0, self._page_size)
         self.scheduler = OverlapScheduler(imports, swap_space, self._page_size, chunks, None, PageFence(cache.pool))
+        self.decode_digester = CountedThread(PoolHasher(self.decode_memory))
+        self.scheduler.unsettled = UnsettledRows(self.decode_digester)
         checks, page_bytes = PageChecks(cache), self.decode_memory.page_bytes
         faults = PageFaults(cache, imports, self.scheduler, checks, self._page_size, page_bytes)
         policy = ImportPolicy(cache.pool, imports, self.scheduler, ImportRules(self._page_size, digests=True), faults)
@@ -115,5 +154,10 @@ def test_tokens_equal_the_plain_loops(family: str, tmp_path: Path) -> None:
     assert {finish for _, finish in plain} == {FinishReason.STOP, FinishReason.LENGTH}
     assert len(pair.future_rows) > 5 * NUM_TOKENS
     assert 0 < pair.scheduler.num_dropped_tokens <= 4
+    assert pair.num_ahead > 10
     pair.decode.turn()
+    pair.digester.close()
+    pair.decode_digester.close()
+    assert pair.decode_digester.num_pages > len(asked) * NUM_TOKENS // PAGE_SIZE // 2
+    assert pair.prefill_cache.pool.num_free + pair.prefill_cache.pool.num_cached == LIMITS.num_pages
     assert pair.cache.pool.num_free + pair.cache.pool.num_cached == LIMITS.num_pages

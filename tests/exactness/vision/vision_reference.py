@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,10 +32,11 @@ TYPES = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "mm_token_type_ids
 
 @dataclass
 class VisionReference:
-    """Model and processor of one family."""
+    """Model and processor of one family. It computes each answer once."""
 
     model: Any
     processor: Any
+    _answers: dict[tuple[object, ...], list[int]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def save(cls, family: str, directory: Path) -> Self:
@@ -49,6 +50,12 @@ class VisionReference:
 
     def generate(self, ids: list[int], files: Sequence[bytes], num_tokens: int) -> list[int]:
         """The model's own greedy tokens behind a prompt with these image files."""
+        asked = (tuple(ids), tuple(files), num_tokens)
+        if asked not in self._answers:
+            self._answers[asked] = self._generate(ids, files, num_tokens)
+        return [*self._answers[asked]]
+
+    def _generate(self, ids: list[int], files: Sequence[bytes], num_tokens: int) -> list[int]:
         pictures = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
         kind = self.model.config.model_type
         options = OPTIONS.get(kind, {})

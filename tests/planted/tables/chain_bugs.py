@@ -54,6 +54,16 @@ CHAIN_BUGS = (
         _WRITES,
     ),
     PlantedBug(
+        _OWNERSHIP, "headers wait for the workers of their call", "services/router/takeover/call_ownership.py",
+        "            self._writer.write_new_calls()", "            pass",
+        "tests/unit/router/takeover/test_call_ownership.py",
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a call without workers is never written", "baton/store/write_behind/flusher.py",
+        "self._opening = asyncio.get_running_loop().call_later(self._options.opening_s, self._wake.set)", "pass",
+        _WRITES,
+    ),
+    PlantedBug(
         _OWNERSHIP, "ends go before what a full server must refuse", "baton/store/write_behind/sync_queue.py",
         "chains.sort(key=_needs_no_memory)", "pass",
         _WRITES,

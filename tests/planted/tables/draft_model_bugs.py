@@ -17,7 +17,7 @@ DRAFT_MODEL_BUGS = (
         DRAFT_LAYERS,
         "a step does not write them",
         RUNNER,
-        "            self._drafts.write(flat_ids, int64_tensor(own_positions, device), step, capture, embeds)",
+        "            self._drafts.write(inputs.ids, own_positions, step, capture, embeds)",
         "            pass",
         SELF_DRAFT,
     ),

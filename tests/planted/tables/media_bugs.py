@@ -165,4 +165,19 @@ MEDIA_BUGS = (
         "if event.outcome is not PullOutcome.LATE:", "if event.outcome is PullOutcome.LATE:",
         "tests/unit/encode/test_nixl_pull.py",
     ),
+    bug(
+        MEDIA, "a plan for a window drops keys of an image behind it", "baton/model/attention/flashinfer_backend.py",
+        "options = self._options(None, softcap)", "options = self._options(window, softcap)",
+        "tests/unit/model/attention/test_blocks.py",
+    ),
+    bug(
+        MEDIA, "a mask's tables have pages before the window", "baton/model/attention/flashinfer_backend.py",
+        "first, end = segment.first_seen_page(step.page_size, window),", "first, end = 0,",
+        "tests/unit/model/attention/test_blocks.py",
+    ),
+    bug(
+        MEDIA, "the way over an encode worker is no stage", "services/router/dispatch/media/uploader.py",
+        "begun_at = clock() if self._workers.encode_workers(worker) else None", "begun_at = None",
+        "tests/service/dispatch/media/test_encoders.py",
+    ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ HTTP = "tests/service/http/test_http_protocol.py tests/service/http/test_errors.
 CALL_TOKENS = "tests/unit/rpc/test_call_token.py tests/unit/rpc/test_auth_interceptor.py"
 REPLY_TAGS, TAG_TESTS = "baton/rpc/replies/reply_tags.py", "tests/unit/rpc/test_reply_tags.py"
 LOST_TOO_EARLY = "tests/unit/domain/test_liveness.py tests/unit/router/dispatch/test_workers.py"
+SUSPICIONS = "tests/unit/router/dispatch/suspicion"
 IDS = "tests/unit/worker/identity/test_worker_id.py tests/unit/worker/test_registration.py"
 
 PROMISE_BUGS = (
@@ -32,6 +33,15 @@ PROMISE_BUGS = (
     PlantedBug(
         SURVIVAL, "the failed worker is chosen again", f"{DISPATCH}/tracked_request.py",
         "self.avoided = failure.avoid(self.avoided, self._pair)", "pass", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "a worker that answers stays suspected", f"{DISPATCH}/suspicions.py",
+        "del self._until[incarnation]", "pass", SUSPICIONS,
+    ),
+    PlantedBug(
+        SURVIVAL, "a worker that fails again and again is trusted each time", f"{DISPATCH}/suspicions.py",
+        "del self._until[incarnation]\n            self._firm_until[incarnation] = now + self._ttl_s",
+        "del self._until[incarnation]", SUSPICIONS,
     ),
     PlantedBug(
         SURVIVAL, "a router that slept misses those that are not back yet", "baton/domain/liveness.py",
@@ -89,6 +99,26 @@ PROMISE_BUGS = (
     PlantedBug(
         LEASES, "a lease never ends", f"{HANDOFF}/kv_export.py",
         "o.lease_ends_at is not None and o.lease_ends_at <= now]", "False]", EXPORTS,
+    ),
+    PlantedBug(
+        LEASES, "the end of an export is forgotten", "baton/worker/handoff/handoff_log.py",
+        "self._ends.remember(id, end, asyncio.get_running_loop().time())", "pass",
+        "tests/unit/worker/handoff/test_handoff_log.py",
+    ),
+    PlantedBug(
+        LEASES, "a watch of a forgotten end is silent", "baton/worker/handoff/handoff_log.py",
+        "return not self._is_coming(id) and self._ends.has_forgotten(since)", "return False",
+        "tests/unit/worker/handoff/test_handoff_log.py",
+    ),
+    PlantedBug(
+        LEASES, "a repeated call that is cancelled ends its attempt", "services/prefill/loop.py",
+        "[] if added.call.refused else self._handle(Abort(added.request.id, reason))",
+        "self._handle(Abort(added.request.id, reason))",
+        "tests/unit/prefill/test_live_budgets.py",
+    ),
+    PlantedBug(
+        LEASES, "a repeated call ends its attempt", "services/prefill/outbox.py",
+        "if seen == id:", "if False:", "tests/unit/prefill/test_outbox.py",
     ),
     PlantedBug(
         LEASES, "a renewal does not tell what has ended", f"{HANDOFF}/kv_export.py",
@@ -240,6 +270,20 @@ PROMISE_BUGS = (
         WAITS, "a queue has no deadline", f"{DISPATCH}/dispatcher.py",
         "async with asyncio.timeout_at(tracked.deadline):", "async with asyncio.timeout_at(None):",
         "tests/service/dispatch/test_admission.py tests/service/dispatch/test_overload.py",
+    ),
+    PlantedBug(
+        WAITS, "a request without its model keeps its slot", f"{DISPATCH}/admission.py",
+        "self._wake(self.queue.suspend(slot, asyncio.get_running_loop().time()))", "pass",
+        "tests/service/dispatch/test_required_fingerprint.py",
+    ),
+    PlantedBug(
+        WAITS, "a suspended request never gets a slot again", f"{DISPATCH}/admission.py",
+        "self.queue.resume(tracked.slot)", "pass",
+        "tests/service/dispatch/test_required_fingerprint.py",
+    ),
+    PlantedBug(
+        "fairness", "a resumed request is charged again", "services/router/admission/fair_queue.py",
+        "if slot.started_at is None:", "if True:", "tests/unit/router/admission/test_suspended_slots.py",
     ),
     PlantedBug(
         WAITS, "a reservation waits for ever", f"{DISPATCH}/reserve.py",

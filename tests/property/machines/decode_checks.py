@@ -96,6 +96,7 @@ class CheckedDecode(RuleBasedStateMachine):
     import_policy: type[ImportPolicy] = ImportPolicy
     page_faults: type[PageFaults] = PageFaults
     order = RowOrder()
+    num_window_slots: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,10 +157,15 @@ class CheckedDecode(RuleBasedStateMachine):
             GrowthReserve(mode, PAGE_SIZE, 6),
             drafter=self._new_drafter(),
             order=self.order,
+            num_window_slots=self.num_window_slots,
         )
 
     def _new_drafter(self) -> Drafter | None:
         return None
+
+    def _found(self, pull: Pull) -> tuple[int, ...]:
+        """Digests of the pages of a read of leading parts."""
+        return ()
 
     def _end_pull(self, pull: Pull, outcome: PullOutcome) -> None:
         corrupt: tuple[int, ...] = ()
@@ -171,9 +177,8 @@ class CheckedDecode(RuleBasedStateMachine):
             self._move_bytes(pull, corrupt)
             self.cases_by_pull[pull.id].corrupted |= bool(corrupt)
         num_bytes = PAGE_BYTES * len(pull.local_pages)
-        self._on_effects(
-            self.world.import_policy.on_pull_event(PullEvent(pull, outcome, num_bytes, 0.1, "", corrupt), self.now)
-        )
+        event = PullEvent(pull, outcome, num_bytes, 0.1, "", corrupt, self._found(pull))
+        self._on_effects(self.world.import_policy.on_pull_event(event, self.now))
 
     def _move_bytes(self, pull: Pull, corrupt: tuple[int, ...]) -> None:
         case = self.cases_by_pull[pull.id]

@@ -13,19 +13,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.domain.errors import Superseded
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey, RequestId, WorkerId
+from baton.domain.trust import OPEN_CLUSTER
 from baton.domain.worker import WorkerRole
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.import_effects import AbortHandoff, AskExport, AskVerdict, ConfirmCommit
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.page_imports import PageImportLimits, PageImports
 from baton.engine.handoff.page_source import MAX_WAIT_S, ImportCostModel, PageSource
+from baton.kv.geometry import PageWindow
 from baton.kv.keys import page_keys
+from baton.kv.memory import PoolMemory, write_leading
 from baton.kv.page_checks import PageChecks
+from baton.kv.page_tags import TagVerifier
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.windows.arrival_slots import ArrivalSlots
+from baton.kv.windows.memory import WindowedMemory
 from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.digest import PoolHasher, page_digest
+from baton.transfer.digest import PoolHasher, wrong_positions
 from simulation.runtime.page_memory import SimMemory
 from tests.tiny_workers import assert_idle, check_invariants
 
@@ -44,19 +50,33 @@ def content(key: PageKey) -> bytes:
 
 
 class Cache:
-    """One worker's pool with its cache."""
+    """One worker's pool with its cache. `num_slots`: of window parts, which repeat their pages; None: none."""
 
-    def __init__(self) -> None:
-        self.memory = SimMemory(NUM_PAGES, PAGE_BYTES)
-        self.cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(self.memory))
+    def __init__(self, num_slots: int | None = None) -> None:
+        self.memory: PoolMemory = SimMemory(NUM_PAGES, PAGE_BYTES)
+        pool = PagePool(NUM_PAGES)
+        if num_slots is not None:
+            self.memory = WindowedMemory(SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(num_slots, PAGE_BYTES))
+            self.memory.join(pool)
+        self.cache = PrefixCache(pool, PoolHasher(self.memory))
+        self.cache.window = None if num_slots is None else PageWindow(3, PAGE_SIZE, 1)
 
     def fill(self, keys: list[PageKey]) -> None:
-        """Computes the pages of a prompt as far as there is room."""
+        """Computes the pages of a prompt as far as there is room, page by page."""
         held = self.cache.match(keys, Hold.LIVE)
         new = self.cache.allocate(min(len(keys) - len(held), self.cache.num_available), Hold.LIVE) or []
-        for page, key in zip(new, keys[len(held) :], strict=False):
-            self.memory.write([page], [memoryview(bytearray(content(key)))])
-        self.cache.insert(keys[len(held) - 1] if held else None, keys[len(held) :][: len(new)], new, Hold.LIVE)
+        parent = keys[len(held) - 1] if held else None
+        for at, (page, key) in enumerate(zip(new, keys[len(held) :], strict=False)):
+            slots = ArrivalSlots(self.cache)
+            slots.take([page], len(held) + at, lambda at: True)
+            self.memory.write([page], [memoryview(bytearray(content(key) * len(self.memory.part_ends)))])
+            used = self.cache.insert(parent, [key], [page], Hold.LIVE)
+            slots.follow([page], used)
+            slots.drop(used or [page])
+            new[at : at + len(used)] = used
+            if not used:
+                break
+            parent = key
         self.cache.pool.drop([*held, *new], Hold.LIVE)
 
 
@@ -65,11 +85,12 @@ class PageSharingMachine(RuleBasedStateMachine):
 
     cached_exports: ClassVar[type[CachedExports]] = CachedExports
     page_imports: ClassVar[type[PageImports]] = PageImports
+    num_window_slots: ClassVar[int | None] = None
 
     @initialize()
     def start(self) -> None:
         self.now = 0.0
-        self.giver, self.taker = Cache(), Cache()
+        self.giver, self.taker = Cache(self.num_window_slots), Cache(self.num_window_slots)
         self.num_reserved = 0
         self.exports = ExportTable(self.giver.cache.pool, LEASE_S)
         limits = ExportLimits(MAX_GIVEN, lambda: self.giver.cache.num_available - self.num_reserved)
@@ -82,6 +103,7 @@ class PageSharingMachine(RuleBasedStateMachine):
         self.reads: list[Pull] = []
         self.waiting: dict[AttemptId, float] = {}
         self.num_prompts = 0
+        self.num_leading = 0  # reads of pages without their window parts
 
     @rule(prompt=prompts, to_giver=st.booleans())
     def compute(self, prompt: tuple[tuple[int, ...], int], to_giver: bool) -> None:
@@ -124,33 +146,49 @@ class PageSharingMachine(RuleBasedStateMachine):
             self.imports.on_opened(ask.id, chunk, self.now)
         self.perform()
 
+    @rule(prompt=prompts)
+    def import_without_faults(self, prompt: tuple[tuple[int, ...], int]) -> None:
+        """The giver computes a prompt, and the taker imports it at once."""
+        self.compute(prompt, True)
+        before = list(self.asked)
+        self.begin(prompt)
+        for ask in [one for one in self.asked if one not in before]:
+            self.asked.remove(ask)
+            self.imports.on_opened(ask.id, self.given.open(ask.id, ask.keys, ask.first_page, self.now), self.now)
+            self.perform()
+            while mine := [pull for pull in self.reads if self.imports._by_pull.get(pull.id) is not None]:
+                self.end_read(mine[0], "done")
+
     @precondition(lambda self: self.reads)
     @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "done", "corrupt", "failed", "late"]))
     def read(self, data: st.DataObject, outcome: str) -> None:
-        pull = self.reads[data.draw(st.integers(0, len(self.reads) - 1))]
+        self.end_read(self.reads[data.draw(st.integers(0, len(self.reads) - 1))], outcome)
+
+    def end_read(self, pull: Pull, outcome: str) -> None:
         if outcome == "late":
             return self.deliver(PullEvent(pull, PullOutcome.LATE, 0, 1.0))
         self.reads.remove(pull)
         if outcome == "failed":
             return self.deliver(PullEvent(pull, PullOutcome.FAILED, 0, 0.1))
-        corrupt = []
+        memory, num_bytes, found = self.taker.memory, pull.page_bytes(self.taker.memory), dict[int, int]()
         for at, (remote, local) in enumerate(zip(pull.remote_pages, pull.local_pages, strict=True)):
-            data_of_page = bytearray(self.giver.memory.read([remote])[0])
+            data_of_page = bytearray(self.giver.memory.read([remote], num_bytes)[0])
             if outcome == "corrupt" and at == 0:
                 data_of_page[0] ^= 1
-            self.taker.memory.write([local], [memoryview(data_of_page)])
-            assert pull.digests is not None
-            if page_digest(memoryview(data_of_page)) != pull.digests[at]:
-                corrupt.append(at)
+            write_leading(memory, [local], [memoryview(data_of_page)])
+        every = slice(0, len(pull.local_pages))
+        corrupt = wrong_positions(memory, pull, every, TagVerifier(OPEN_CLUSTER), found)
+        self.num_leading += pull.num_parts is not None
         kind = PullOutcome.CORRUPT if corrupt else PullOutcome.DONE
-        self.deliver(PullEvent(pull, kind, PAGE_BYTES * len(pull.local_pages), 0.1, "", tuple(corrupt)))
+        total = PAGE_BYTES * len(pull.local_pages)
+        self.deliver(PullEvent(pull, kind, total, 0.1, "", tuple(corrupt), tuple(found.values())))
 
     @rule(page=st.integers(0, NUM_PAGES - 1))
     def rot(self, page: int) -> None:
         """A settled page of the giver changes."""
         if self.giver.cache.pool.digests.is_settled(PageId(page)):
             changed = bytearray(self.giver.memory.read([PageId(page)])[0])
-            changed[-1] ^= 1
+            changed[PAGE_BYTES - 1] ^= 1
             self.giver.memory.write([PageId(page)], [memoryview(changed)])
 
     @rule(data=st.data())
@@ -219,7 +257,9 @@ class PageSharingMachine(RuleBasedStateMachine):
         for tokens in CHAINS:
             for key in page_keys(tokens, PAGE_SIZE, ""):
                 if (page := taker.cache.find(key)) is not None:
-                    assert bytes(taker.memory.read([page])[0]) == content(key), "no wrong page is ever cached"
+                    leading, *windows = taker.memory.parts([page])[0]
+                    assert bytes(leading) == content(key), "no wrong page is ever cached"
+                    assert all(bytes(window) in (b"", content(key)) for window in windows)
         in_flight = [page for pull in self.reads for page in pull.local_pages]
         assert len(set(in_flight)) == len(in_flight)
         for page in in_flight:

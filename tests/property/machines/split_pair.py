@@ -16,12 +16,15 @@ from baton.domain.errors import BatonError, PageVerdict, WorkerLost
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, StopParams
+from baton.domain.trust import OPEN_CLUSTER
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail as DecodeFail
 from baton.engine.messages import Fail as PrefillFail
 from baton.kv.keys import page_keys
+from baton.kv.page_tags import TagVerifier
+from baton.kv.windows.slots import NO_SLOT
 from baton.services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
 from baton.services.decode.import_policy import ImportPolicy
 from baton.services.decode.import_table import ImportTable
@@ -29,7 +32,7 @@ from baton.services.decode.kv_import import Reserved, SealInfo
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.digest import mismatches
+from baton.transfer.digest import wrong_positions
 from tests.tiny_workers import (
     PAGE_BYTES,
     PAGE_SIZE,
@@ -110,6 +113,7 @@ class SplitPair:
     import_table: type[ImportTable] = ImportTable
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     import_policy: type[ImportPolicy] = ImportPolicy
+    num_window_slots: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +134,7 @@ class SplitPair:
         self.prefill = self._new_prefill()
         self.decode = tiny_decode(
             digests, num_host_pages, import_table=self.import_table, decode_scheduler=self.decode_scheduler,
-            import_policy=self.import_policy,
+            import_policy=self.import_policy, num_window_slots=self.num_window_slots,
         )  # fmt: skip
 
     def lease_ends_at(self, renewal: Renewal) -> float:
@@ -200,7 +204,7 @@ class SplitPair:
     def _new_prefill(self) -> TinyPrefill:
         return tiny_prefill(
             LEASE_S, export_table=self.export_table, prefill_scheduler=self.prefill_scheduler,
-            grants_leases=not self.digests,
+            grants_leases=not self.digests, num_window_slots=self.num_window_slots,
         )  # fmt: skip
 
     def restart_prefill(self) -> None:
@@ -300,15 +304,25 @@ class SplitPair:
     def end_pull(self, pull: Pull, broken: bool, damage: Callable[[Pull], None] = lambda pull: None) -> None:
         """Moves the bytes of a read, applies `damage` and reports the outcome to decode."""
         self.pulls.remove(pull)
-        memory, num_bytes = self.decode.memory, PAGE_BYTES * len(pull.local_pages)
-        for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
-            memory.page(local)[:] = self.prefill.memory.page(remote)
+        num_bytes, found = PAGE_BYTES * len(pull.local_pages), dict[int, int]()
+        self._move_bytes(pull)
         damage(pull)
-        wrong = [] if pull.digests is None else mismatches(memory, pull.local_pages, pull.digests)
+        memory = self.decode.windowed or self.decode.memory
+        wrong = wrong_positions(memory, pull, slice(0, len(pull.local_pages)), TagVerifier(OPEN_CLUSTER), found)
         outcome = PullOutcome.FAILED if broken else PullOutcome.CORRUPT if wrong else PullOutcome.DONE
         self.num_bytes_moved += num_bytes
-        event = PullEvent(pull, outcome, num_bytes, 0.1, corrupt=() if broken else tuple(wrong))
+        corrupt = () if broken else tuple(wrong)
+        event = PullEvent(pull, outcome, num_bytes, 0.1, corrupt=corrupt, found=tuple(found.values()))
         self.on_decode_effects(self.decode.import_policy.on_pull_event(event, self.now))
+
+    def _move_bytes(self, pull: Pull) -> None:
+        for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
+            self.decode.memory.page(local)[:] = self.prefill.memory.page(remote)
+            ours, theirs = self.decode.windowed, self.prefill.windowed
+            if ours is not None and theirs is not None and pull.num_parts is None:
+                slot = theirs.slot_of[remote]
+                window = bytes(PAGE_BYTES) if slot == NO_SLOT else theirs.windows.page(slot)
+                ours.windows.page(ours.slot_of[local])[:] = window
 
     def on_decode_effects(self, effects: list[DecodeEffect]) -> None:
         for effect in effects:

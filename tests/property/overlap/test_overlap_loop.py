@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.arithmetic import ceil_div
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest, FinishReason, StopParams
 from baton.domain.worker import WorkerRole
 from baton.engine.batch import Batch, StepInFlight
@@ -21,13 +21,16 @@ from baton.engine.overlap.fake_async_runner import FakeAsyncRunner
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
+from baton.kv.prefix_cache import PrefixCache
 from baton.services.decode.commands import Claim, DecodeCommand
 from baton.services.decode.effects import EmitTokens, OutwardEffect
 from baton.services.decode.kv_import import Reserved
 from baton.services.decode.loop import DecodeHooks, DecodeLoop
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
+from baton.services.decode.rows.unsettled_pages import UnsettledRows
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.telemetry.metrics import OVERLAP_DROPPED_TOKENS_TOTAL
+from tests.property.overlap.late_digester import GuardedMemory, LateDigester
 from tests.property.overlap.overlap_machine import WatchedPool
 from tests.tiny_workers import (
     NUM_PAGES,
@@ -66,10 +69,15 @@ class Heard:
 class LoopWorld:
     """One decode loop whose device runs at drawn moments."""
 
-    def __init__(self, scheduler: type[DecodeScheduler], seed: int) -> None:
-        pool = WatchedPool(NUM_PAGES)
-        self.world = tiny_decode(True, NUM_PAGES, token_budget=4, decode_scheduler=scheduler, pool=pool)
-        self.device = pool.device = FakeAsyncRunner(self.world.runner)
+    def __init__(self, scheduler: type[DecodeScheduler], seed: int, *, digests_beside: bool = False) -> None:
+        pool, memory = WatchedPool(NUM_PAGES), GuardedMemory()
+        self.memory = memory
+        self.world = tiny_decode(True, NUM_PAGES, token_budget=4, decode_scheduler=scheduler, pool=pool, memory=memory)
+        self.device = pool.device = memory.device = FakeAsyncRunner(self.world.runner)
+        if digests_beside:
+            assert isinstance(self.world.scheduler, OverlapScheduler)
+            pool.digester = memory.digester = LateDigester(memory)
+            self.world.scheduler.unsettled = UnsettledRows(memory.digester)
         self.mailbox: Mailbox[DecodeCommand] = Mailbox(64)
         self.heard: dict[AttemptId, Heard] = {}
         self._rng = random.Random(seed)
@@ -125,6 +133,8 @@ class LoopWorld:
     def _maybe_run(self) -> None:
         if self._rng.random() < 0.4:
             self.device.advance()
+        if self.memory.digester is not None and self._rng.random() < 0.4:
+            self.memory.digester.advance()
 
 
 REQUESTS = st.lists(
@@ -156,30 +166,37 @@ def arrivals_of(drawn: Sequence[tuple[list[int], int, bool, int, int, int | None
     ]  # fmt: skip
 
 
+def digests_by_key(cache: PrefixCache) -> dict[PageKey, int]:
+    """Of all cached pages."""
+    return {key: cache.pool.digests.digest(node.page) for key, node in cache._nodes.items()}
+
+
 @settings(REPEATABLE_SETTINGS, max_examples=80)
 @given(drawn=REQUESTS, seed=st.integers(0, 999))
 def test_tokens_and_ends_equal_the_plain_loops(drawn, seed: int):
     arrivals = arrivals_of(drawn)
     plain, ahead = LoopWorld(DecodeScheduler, seed), LoopWorld(OverlapScheduler, seed)
-    plain.run(arrivals)
-    ahead.run(arrivals)
+    beside = LoopWorld(OverlapScheduler, seed, digests_beside=True)
+    for world in (plain, ahead, beside):
+        world.run(arrivals)
     assert plain.device.max_in_flight <= 1
     for one in arrivals:
         first = 0 if one.is_local else 1
         expected = expected_output(one.request)[first:]
-        for world in (plain, ahead):
+        for world in (plain, ahead, beside):
             heard = world.heard[one.request.id]
             assert heard.tokens == expected[: len(heard.tokens)]
             ends = len(heard.tokens) == len(expected) and (bool(expected) or one.is_local)
             assert (heard.finish is not None) == ends or one.abort_after is not None
         if one.abort_after is None:
-            assert ahead.heard[one.request.id] == plain.heard[one.request.id]
-    for world in (plain, ahead):
+            assert ahead.heard[one.request.id] == plain.heard[one.request.id] == beside.heard[one.request.id]
+    for world in (plain, ahead, beside):
         assert_idle(world.world.cache)
     num_pages = sum(ceil_div(len(one.request.tokens) + one.request.stop.max_tokens, PAGE_SIZE) for one in arrivals)
     if num_pages <= NUM_PAGES and all(one.abort_after is None for one in arrivals):  # nothing was evicted or aborted
-        assert ahead.world.cache.pool.counts() == plain.world.cache.pool.counts()
-        assert set(ahead.world.cache._nodes) == set(plain.world.cache._nodes)
+        for world in (ahead, beside):
+            assert world.world.cache.pool.counts() == plain.world.cache.pool.counts()
+            assert digests_by_key(world.world.cache) == digests_by_key(plain.world.cache)
 
 
 def test_rows_run_ahead_and_an_extra_token_is_dropped():
@@ -197,6 +214,38 @@ def test_rows_run_ahead_and_an_extra_token_is_dropped():
     assert scheduler.num_dropped_tokens == ends.count(FinishReason.STOP)
     assert OVERLAP_DROPPED_TOKENS_TOTAL._value.get() - before == scheduler.num_dropped_tokens
     assert FinishReason.STOP in ends
+
+
+LONG_ROW = engine_request("r", [0, 1, 1], stop=StopParams(8))
+"""Fills a page in every second step."""
+
+
+def test_the_engine_thread_hashes_no_page_that_a_row_fills():
+    beside = LoopWorld(OverlapScheduler, 0, digests_beside=True)
+    beside.run([Arrival(LONG_ROW, 0, None, is_local=False)])
+    assert beside.heard[LONG_ROW.id].tokens == expected_output(LONG_ROW)[1:]
+    assert beside.memory.digester is not None
+    assert beside.memory.digester.num_pages == 4
+    assert len(beside.world.cache) == 5  # the first one was imported
+    assert beside.memory.read_by_engine == []
+
+
+def test_the_engine_thread_hashes_no_page_of_a_local_prompt():
+    beside = LoopWorld(OverlapScheduler, 0, digests_beside=True)
+    prompt = engine_request("p", [0, 1, 1, 0, 1, 0, 0, 0, 1], stop=StopParams(2))
+    beside.run([Arrival(prompt, 0, None, is_local=True)])
+    assert beside.heard[prompt.id].tokens == expected_output(prompt)
+    assert beside.memory.read_by_engine == []
+    assert len(beside.world.cache) == 5
+
+
+def test_a_step_is_started_before_the_digests_are_waited_for():
+    beside, seen = LoopWorld(OverlapScheduler, 0, digests_beside=True), list[int]()
+    digester = beside.memory.digester
+    assert digester is not None
+    digester.runs_early, digester.on_compute = False, lambda: seen.append(len(beside.device._in_flight))
+    beside.run([Arrival(LONG_ROW, 0, None, is_local=False)])
+    assert seen == [1, 1, 1, 0], "nothing is left to start behind the last page only"
 
 
 def test_closing_takes_the_step_in_flight():
