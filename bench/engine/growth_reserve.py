@@ -25,6 +25,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, StopParams
 from baton.engine.batch import Batch, StepOutput
+from baton.kv.geometry import PageWindow
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
@@ -52,11 +53,19 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True)
 class GrowthLoad:
-    """`draw` gives the lengths of prompt and output of a request, by its number; again after a refusal."""
+    """`draw` gives the lengths of prompt and output of a request, by its number; again after a refusal.
+
+    `max_tokens` None: clients ask for as many output tokens as there are. `window`: of pages with a window part, which
+    have `num_slots` slots for it, or None: each its own.
+    """
 
     name: str
     draw: Callable[[random.Random, int], tuple[int, float]]
     num_pages: int = NUM_PAGES
+    max_tokens: int | None = MAX_TOKENS
+    window: PageWindow | None = None
+    num_slots: int | None = None
+    max_rows: int = MAX_ROWS
 
 
 WORKLOADS = (
@@ -81,6 +90,12 @@ class GrowthTotals:
     num_preemptions: int
     num_failed: int
     gaps: tuple[int, ...]
+    mean_rows: float = 0.0
+
+    @property
+    def preemptions_each(self) -> float:
+        """Preemptions a finished request."""
+        return self.num_preemptions / max(1, self.num_finished)
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -89,7 +104,7 @@ class GrowthTotals:
         return (
             f"{self.num_tokens:,}",
             f"{self.num_finished:,}",
-            f"{self.num_preemptions / max(1, self.num_finished):.2f}",
+            f"{self.preemptions_each:.2f}",
             str(gaps[int(0.999 * len(gaps))]),
             str(gaps[-1]),
         )
@@ -105,11 +120,17 @@ class _Worker:
         self._token_steps: dict[AttemptId, int] = {}
         self._gaps: list[int] = []
         self._num_failed = self._num_finished = 0
-        num_pages = workload.num_pages
+        num_pages, window = workload.num_pages, workload.window
+        self._num_rows = 0
         cache = PrefixCache(PagePool(num_pages))
-        imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, num_pages, _DEADLINE_S))
+        cache.window = window
+        if window is not None and workload.num_slots is not None:
+            cache.pool.add_window_slots(workload.num_slots, window.num_parts + 1)
+        imports = ImportTable(cache, ImportLimits(PAGE_SIZE, workload.max_rows, num_pages, _DEADLINE_S, window=window))
         growth = GrowthReserve(mode, PAGE_SIZE, CLIP_TOKENS)
-        self._scheduler = DecodeScheduler(imports, SwapSpace(num_pages), PAGE_SIZE, rules=RowRules(growth))
+        self._scheduler = DecodeScheduler(
+            imports, SwapSpace(num_pages, num_parts=cache.pool.num_window_parts), PAGE_SIZE, rules=RowRules(growth)
+        )
         faults = PageFaults(cache, imports, self._scheduler, PageChecks(cache), PAGE_SIZE, 1)
         rules = ImportRules(PAGE_SIZE, digests=True)
         self._policy = ImportPolicy(cache.pool, imports, self._scheduler, rules, faults, growth)
@@ -120,35 +141,39 @@ class _Worker:
         for step in range(num_warmup + num_steps):
             if step == num_warmup:
                 self._gaps.clear()
-                self._num_finished, num_earlier = 0, self._scheduler.num_preemptions
+                self._num_finished = self._num_rows = 0
+                num_earlier = self._scheduler.num_preemptions
             while self._admit(step):
                 pass
             batch = self._scheduler.schedule(float(step))
             if batch is None:
                 raise RuntimeError(f"step {step}: a worker with endless arrivals had nothing to run")
+            self._num_rows += len(batch.rows)
             for effect in self._scheduler.commit(batch, self._output(batch), float(step)):
                 self._record(effect, step)
         gaps = (*self._gaps, *(num_warmup + num_steps - last for last in self._token_steps.values()))
         preemptions = self._scheduler.num_preemptions - num_earlier
-        return GrowthTotals(len(self._gaps), self._num_finished, preemptions, self._num_failed, gaps)
+        mean_rows = self._num_rows / num_steps
+        return GrowthTotals(len(self._gaps), self._num_finished, preemptions, self._num_failed, gaps, mean_rows)
 
     def _admit(self, step: int) -> bool:
         rng, workload = self._rng, self._workload
         prompt_len, output_len = workload.draw(rng, len(self._ends))
-        length = min(MAX_TOKENS, max(2, round(output_len)))
+        most = workload.max_tokens or workload.num_pages * PAGE_SIZE - prompt_len
+        length = min(most, max(2, round(output_len)))
         id = AttemptId(RequestId(f"r{len(self._ends)}"), 1)
-        answer, _ = self._policy.reserve(id, prompt_len, [], 0.0, _DEADLINE_S, MAX_TOKENS)
+        answer, _ = self._policy.reserve(id, prompt_len, [], 0.0, _DEADLINE_S, most)
         if not isinstance(answer, Reserved):
             return False
         tokens = tuple(rng.choices(range(10, 30_000), k=prompt_len))
-        stop = StopParams(MAX_TOKENS, stop_token_ids=frozenset({END}))
+        stop = StopParams(most, stop_token_ids=frozenset({END}))
         self._policy.claim(answer.id, EngineRequest(id, tokens, len(tokens), _GREEDY, stop), _SOURCE, _DEADLINE_S)
         pages = tuple(map(PageId, range(ceil_div(len(tokens), PAGE_SIZE))))
         effects = self._policy.on_chunk(PublishedChunk(id, 0, pages, (0,) * len(pages)), 0.0)
         self._policy.on_seal(id, SealInfo(SampledToken(TEXT), None, len(pages)), 0.0)
         while effects:
             if isinstance(effect := effects.pop(), Pull):
-                effects += self._policy.on_pull_event(PullEvent(effect, PullOutcome.DONE, 1, 0.0), 0.0)
+                effects += self._policy.on_pull_event(_read(effect), 0.0)
         self._ends[id] = prompt_len + length
         self._token_steps[id] = step - 1
         return True
@@ -166,6 +191,11 @@ class _Worker:
         if effect.finish is not None:
             self._num_finished += 1
             del self._token_steps[effect.id]
+
+
+def _read(pull: Pull) -> PullEvent:
+    """The end of a read, with the digests of its pages as they are here."""
+    return PullEvent(pull, PullOutcome.DONE, 1, 0.0, found=(0,) * len(pull.local_pages))
 
 
 def simulate(

@@ -1,21 +1,23 @@
 """TTFT of short and long prompts under each prefill policy, from traces in simulated time.
 
     python -m bench.engine.prefill_policies [--mooncake conversation_trace.jsonl]
-        [--azure AzureLLMInferenceTrace_conv.csv] [--minutes 15] [--load 0.8] [--plot FILE]
+        [--azure AzureLLMInferenceTrace_conv.csv] [--minutes 15] [--load 0.8] [--plot FILE] [--priorities] [--overtakes]
 
 Runs prefill's real scheduler, exports, page pool and prefix cache. Nothing is computed: a step takes the time of
 `step_s`, and an export is committed at its seal. Lengths are divided by 16 (Mooncake's blocks with them, so prefixes
 stay shared), stamps are spread uniformly over their slot of 3 s. The machine's speed is chosen such that fcfs, all
 prompts at once, would be busy for `--load` of the trace's time; then every variant replays the same arrivals on the
 same machine. So figures do not depend on the machine that replays. TTFT: arrival to seal, in seconds of the trace.
+`--priorities` gives every tenth prompt, drawn with a fixed seed, a higher priority, and compares workers that heed it.
+`--overtakes` compares bounds on admissions past a prompt that lacks pages, in a pool that lacks them.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.domain.ids import AttemptId, RequestId
@@ -53,6 +55,7 @@ class PolicyVariant:
     threshold: int = THRESHOLD
     max_partial_prompts: int = 4
     equal_steps: bool = False
+    num_pages: int = NUM_PAGES
 
 
 VARIANTS = (
@@ -69,15 +72,35 @@ VARIANTS = (
 )
 
 
+HEEDED = tuple(
+    PolicyVariant(policy.value + (", by priority" if heeded else ""), PolicySettings(policy, by_priority=heeded))
+    for policy in (PrefillPolicy.FCFS, PrefillPolicy.SRPT)
+    for heeded in (False, True)
+)
+URGENT_SHARE = 0.1
+SCARCE_PAGES = 256
+"""Hardly more than the longest prompt of Mooncake's conversations has."""
+OVERTAKING = tuple(
+    PolicyVariant(
+        f"{pages:,} pages, {number:,} overtakes",
+        PolicySettings(PrefillPolicy.SRPT, max_overtakes=number),
+        num_pages=pages,
+    )
+    for pages, number in [(NUM_PAGES, 64), *((SCARCE_PAGES, number) for number in (1, 16, 64, 10**6))]
+)
+
+
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """TTFT of all prompts in seconds, short and long; seconds of the steps, and tokens computed in them."""
+    """TTFT of all prompts in seconds, short and long, and of urgent ones; seconds of the steps, and tokens computed."""
 
     short_s: list[float]
     long_s: list[float]
     all_s: list[float]
     steps_s: list[float]
     num_tokens: int
+    urgent_s: list[float] = field(default_factory=list)
+    other_s: list[float] = field(default_factory=list)
 
 
 def step_cost(shape: StepShape) -> float:
@@ -85,13 +108,23 @@ def step_cost(shape: StepShape) -> float:
     return STEP_TOKENS + shape.num_tokens + shape.chunk_pairs / PAIRS_A_TOKEN
 
 
-def replay(rows: Sequence[TraceRow], variant: PolicyVariant, token_s: float, *, at_once: bool = False) -> PolicyOutcome:
-    """Serves all prompts on a machine that takes `token_s` a token; `at_once`: nobody waits to come."""
-    cache = PrefixCache(PagePool(NUM_PAGES))
+def replay(
+    rows: Sequence[TraceRow],
+    variant: PolicyVariant,
+    token_s: float,
+    *,
+    at_once: bool = False,
+    urgent: Set[int] = frozenset(),
+) -> PolicyOutcome:
+    """Serves all prompts on a machine that takes `token_s` a token; `at_once`: nobody waits to come.
+
+    `urgent`: numbers of the prompts with a higher priority.
+    """
+    cache = PrefixCache(PagePool(variant.num_pages))
     exports = ExportTable(cache.pool, _NEVER_S, grants_leases=True)
     model = StepTimeModel()
     limits = PrefillLimits(
-        PAGE_SIZE, TOKEN_BUDGET, variant.max_partial_prompts, NUM_PAGES, variant.threshold, variant.order,
+        PAGE_SIZE, TOKEN_BUDGET, variant.max_partial_prompts, variant.num_pages, variant.threshold, variant.order,
         equal_time=model if variant.equal_steps else None,
     )  # fmt: skip
     scheduler = PrefillScheduler(cache, exports, limits, PageChecks(cache))
@@ -101,7 +134,8 @@ def replay(rows: Sequence[TraceRow], variant: PolicyVariant, token_s: float, *, 
     num_tokens = num_come = 0
     while len(outcome.all_s) < len(rows):
         while num_come < len(rows) and arrivals[num_come] <= now:
-            scheduler.add(_request(num_come, rows[num_come]), 0, _NEVER_S, arrivals[num_come])
+            request = replace(_request(num_come, rows[num_come]), priority=int(num_come in urgent))
+            scheduler.add(request, 0, _NEVER_S, arrivals[num_come])
             num_come += 1
         batch = scheduler.schedule(now)
         if batch is None:
@@ -116,6 +150,7 @@ def replay(rows: Sequence[TraceRow], variant: PolicyVariant, token_s: float, *, 
                 exports.commit(effect.id)
                 number = int(effect.id.request_id)
                 _record(outcome, rows[number].num_input_tokens, now - arrivals[number])
+                (outcome.urgent_s if number in urgent else outcome.other_s).append(now - arrivals[number])
     return replace(outcome, num_tokens=num_tokens)
 
 
@@ -167,7 +202,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def table(name: str, rows: Sequence[TraceRow], load: float) -> tuple[list[str], dict[str, PolicyOutcome]]:
+def table(
+    name: str, rows: Sequence[TraceRow], load: float, variants: Sequence[PolicyVariant] = VARIANTS
+) -> tuple[list[str], dict[str, PolicyOutcome]]:
     """Lines of a Markdown table, and the outcomes by variant."""
     token_s = load * rows[-1].arrival_s / sum(replay(rows, VARIANTS[1], 1.0, at_once=True).steps_s)
     lines = [
@@ -177,7 +214,7 @@ def table(name: str, rows: Sequence[TraceRow], load: float) -> tuple[list[str], 
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     outcomes = {}
-    for variant in VARIANTS:
+    for variant in variants:
         found = outcomes[variant.name] = replay(rows, variant, token_s)
         groups = (found.short_s, found.long_s)
         times = [f"{percentile(group, q):.2f}" if group else "-" for group in groups for q in (0.5, 0.99)]
@@ -186,6 +223,25 @@ def table(name: str, rows: Sequence[TraceRow], load: float) -> tuple[list[str], 
         counts = f"{len(found.steps_s):,} | {steps_ms[0]:.0f} | {steps_ms[1]:.0f} | {found.num_tokens:,}"
         lines.append(f"| {variant.name} | {' | '.join(cells)} | {counts} |")
     return lines, outcomes
+
+
+def priority_table(name: str, rows: Sequence[TraceRow], load: float) -> list[str]:
+    """Lines of a Markdown table: TTFT of urgent prompts and of the others."""
+    token_s = load * rows[-1].arrival_s / sum(replay(rows, VARIANTS[1], 1.0, at_once=True).steps_s)
+    rng = random.Random(0)
+    urgent = frozenset(number for number in range(len(rows)) if rng.random() < URGENT_SHARE)
+    lines = [
+        f"{name}, load {load}: {len(rows):,} prompts, of which {len(urgent):,} are urgent.",
+        "",
+        "| variant | urgent p50 | urgent p99 | others p50 | others p99 | mean |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant in HEEDED:
+        found = replay(rows, variant, token_s, urgent=urgent)
+        times = [percentile(group, q) for group in (found.urgent_s, found.other_s) for q in (0.5, 0.99)]
+        cells = [f"{time_s:.2f}" for time_s in (*times, sum(found.all_s) / len(found.all_s))]
+        lines.append(f"| {variant.name} | {' | '.join(cells)} |")
+    return lines
 
 
 def plot(title: str, outcomes: dict[str, PolicyOutcome], path: Path) -> None:
@@ -212,18 +268,23 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--load", type=float, nargs="+", default=[0.8])
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--priorities", action="store_true", help="compare workers that heed priorities")
+    parser.add_argument("--overtakes", action="store_true", help="compare bounds on overtaking in a small pool")
     options = parser.parse_args()
-    traces = {"Bursts of 16 prompts with one new prefix": bursts()}
+    traces = {} if options.priorities or options.overtakes else {"Bursts of 16 prompts with one new prefix": bursts()}
     if options.mooncake:
         traces["Mooncake conversation"] = prepare(read_mooncake(options.mooncake), options.minutes, SLOT_S)
     if options.azure:
         traces["Azure conversation"] = prepare(read_azure(options.azure), options.minutes, 0.0)
     for name, rows in traces.items():
         for load in options.load:
-            lines, outcomes = table(name, rows, load)
+            if options.priorities:
+                print("\n".join(priority_table(name, rows, load)) + "\n", flush=True)
+                continue
+            lines, outcomes = table(name, rows, load, OVERTAKING if options.overtakes else VARIANTS)
             print("\n".join(lines), flush=True)
             print()
-            if options.plot and name.startswith("Mooncake"):
+            if options.plot and not options.overtakes and name.startswith("Mooncake"):
                 plot(f"{name}, load {load}", outcomes, options.plot)
 
 

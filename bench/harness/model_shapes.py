@@ -42,8 +42,14 @@ class ModelShape:
         the half below the diagonal.
         """
         num_pairs = num_tokens * (num_tokens + 1) // 2
-        attention = 4 * self.num_layers * self.num_heads * self.head_dim * num_pairs
-        return 2 * self.num_layer_weights * num_tokens + attention + 2 * self.num_head_weights
+        return 2 * self.num_layer_weights * num_tokens + self._attention_flops(num_pairs) + 2 * self.num_head_weights
+
+    def prefix_flops(self, num_cached: int, num_tokens: int) -> int:
+        """Operations of the attention of `num_tokens` new tokens to `num_cached` cached ones before them."""
+        return self._attention_flops(num_cached * num_tokens)
+
+    def _attention_flops(self, num_pairs: int) -> int:
+        return 4 * self.num_layers * self.num_heads * self.head_dim * num_pairs
 
 
 SHAPES = {

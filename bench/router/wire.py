@@ -42,7 +42,7 @@ from baton.services.decode.effects import EmitTokens
 from baton.services.decode.serving.attempts import DecodeStreamEvent
 from baton.services.decode.serving.event_codec import encode_call_events, encode_session_events
 from baton.services.decode.serving.sessions import token_taker
-from baton.services.router.dispatch.sessions.decode_sessions import DecodeSessions
+from baton.services.router.dispatch.sessions.worker_sessions import WorkerSessions
 from baton.session.listener import SessionListener
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
@@ -149,7 +149,7 @@ class WireEnds:
     worker: WorkerRecord
     pid: int
     channels: ChannelPool
-    sessions: DecodeSessions
+    sessions: WorkerSessions
 
     async def read_call(self, request: decode_pb2.GenerateRequest) -> int:
         """Reads an attempt in a call of its own; returns its tokens."""
@@ -178,7 +178,7 @@ async def wire_ends(step_s: float) -> AsyncGenerator[WireEnds, None]:
     process.start()
     theirs.close()
     wire, channels = GrpcWire(), ChannelPool()
-    sessions = DecodeSessions(wire, "bench", new_incarnation())
+    sessions = WorkerSessions(wire, "bench", new_incarnation())
     try:
         if not await asyncio.to_thread(ours.poll, _START_S):
             raise TimeoutError("the worker's process did not start")

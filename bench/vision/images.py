@@ -165,6 +165,12 @@ def findings_of(blocks: Sequence[Block]) -> list[Finding]:
     found.append(make_finding(f"{EMBEDDING} / {cold(LOCAL)}", "", blocks, (EMBEDDING, cold(LOCAL)), _ratio))
     for arm in (QUIET, beside(LOCAL), beside(REMOTE)):
         found += [gap(arm, 50), gap(arm, 99)]
+    found.append(
+        make_finding(
+            "gap, p99: encoder in prefill / apart", "", blocks, (beside(LOCAL), beside(REMOTE)),
+            lambda group: percentile(group[0].values, 99) / percentile(group[1].values, 99),
+        )
+    )  # fmt: skip
     router = make_finding(
         "router: CPU time of an image", "ms", blocks, (ROUTER_IMAGE, ROUTER_TEXT),
         lambda group: 1e3 * (_median(group[0]) - _median(group[1])),

@@ -70,7 +70,7 @@ class TieredReplay:
             self.num_blocks += len(blocks)
             keys = page_keys(tuple(blocks), 1, "")
             self._tier.poll(self._quarantine, 0.0)
-            self._tier.prefetch([TierUse(keys, blocks)], 0.0)
+            self._tier.prefetch([TierUse(keys)], 0.0)
             table = PageTable(self._cache, 1, "", Hold.LIVE)
             num_matched = table.match_tokens(blocks)
             if table.extend(len(blocks)):

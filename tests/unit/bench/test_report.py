@@ -9,6 +9,7 @@ import pytest
 from baton.services.cli.bench.results.intervals import Interval
 from bench.engine.arms import HostArm, PrefillArm
 from bench.goals import GOALS, UNMEASURED, Goal, findings_for
+from bench.harness.model_shapes import SHAPES
 from bench.harness.rotations import Block, Finding, Remark, save
 from bench.plots import plot_run
 from bench.report import (
@@ -227,7 +228,7 @@ FOUND = {
             f"{HostArm(1, 256, 1).name}: host / turn",
         )
     ],
-    "prefix": prefix_cache.findings_of(PREFIX_PLAN, [block(arm) for arm in PREFIX_ARMS]),
+    "prefix": prefix_cache.findings_of(PREFIX_PLAN, SHAPES["m150"], [block(arm) for arm in PREFIX_ARMS]),
     "transfer": throughput.findings_of([block("nixl"), block("stream")]),
     "router_overhead": overhead.findings_of([block(arm) for arm in ("direct", "direct again", "router", "router cpu")]),
     "interference": interference.findings_of(GAPS, [Block(0, arm, 1.0, 1.0, (1.0,) * 7) for arm in GAP_ARMS]),

@@ -53,3 +53,8 @@ def test_a_saved_model_is_loaded_as_any_other(tmp_path):
     again = save_random_model(SMALL, tmp_path / "again", seed=3)
     weights = [(path / "model.safetensors").read_bytes() for path in (directory, again)]
     assert weights[0] == weights[1]
+
+
+def test_a_prompt_in_two_parts_has_the_operations_of_the_whole():
+    whole, prefix, rest = (SMALL.prefill_flops(num_tokens) for num_tokens in (12, 5, 7))
+    assert prefix + rest + SMALL.prefix_flops(5, 7) == whole + 2 * SMALL.num_head_weights

@@ -1,0 +1,1 @@
+"""What window slots buy and cost: rows of a decode pool, hits of a prefill pool, time of steps."""
