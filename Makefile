@@ -6,8 +6,8 @@ PYTHON ?=
 ARGS ?=
 SEEDS ?= 200
 MINUTES ?= 20
-# Half of a test's time is waiting, so one more than there are cores; 0 runs all in one process.
-TEST_JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+# Half of a test's time is waiting, so two more than there are cores, 4 at most; 0 runs all in one process.
+TEST_JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 2 ? cores + 2 : 4)))
 PARALLEL = --numprocesses=$(TEST_JOBS) --dist=loadfile --no-loadscope-reorder
 export TORCH PYTHON
 
@@ -34,7 +34,7 @@ install-dev: ## Make .venv with what developing needs
 up: install ## Start the whole system on this machine (ARGS="..." is passed on)
 	@$(BIN)/baton up $(ARGS)
 
-test: install-dev ## Everything CI checks: style, types, imports, all tests (TEST_JOBS=3: so many at once)
+test: install-dev ## Everything CI checks: style, types, imports, all tests (TEST_JOBS=4: so many at once)
 	@scripts/test.sh $(PARALLEL) $(ARGS)
 
 test-fast: install-dev ## Unit, property and contract tests that take a moment

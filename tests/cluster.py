@@ -27,6 +27,7 @@ from tests.redis_server import running_redis
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
+EXIT_TIMEOUT_S = 3.0
 PAGE_HOLD_TIMEOUT_S = 30.0
 POLL_S = 0.02
 NO_KEEPALIVE = httpx2.Limits(max_keepalive_connections=0)
@@ -64,6 +65,14 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self.expected_running = self.expected_running and number == signal.SIGCONT
         self.popen.send_signal(number)
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Waits up to `timeout_s` for the end."""
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
@@ -109,7 +118,9 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        dead = [p for p in self.processes.values() if p.expected_running and p.popen.poll() is not None]
+        # A process that refuses connections is perhaps about to end, and its log tells why.
+        timeout_s = EXIT_TIMEOUT_S if isinstance(error, httpx2.TransportError) else 0.0
+        dead = [p for p in self.processes.values() if p.expected_running and p.has_ended(timeout_s)]
         tails = "\n".join(f"--- {p.name} exited with {p.popen.returncode}\n{p.tail()}" for p in dead)
         self._stack.close()
         assert not dead, tails
@@ -177,7 +188,8 @@ class Cluster:
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """Sums a metric's samples with these labels, in one process. Raises `httpx2.TransportError` without a reply."""
-        families = text_string_to_metric_families(self._metrics(name))
+        lines = (line for line in self._metrics(name).split("\n") if line.startswith(metric))  # few: it is polled
+        families = text_string_to_metric_families("\n".join([*lines, ""]))
         samples = [sample for family in families for sample in family.samples]
         return sum(s.value for s in samples if s.name == metric and labels.items() <= s.labels.items())
 
@@ -242,7 +254,7 @@ class Cluster:
         for process in self.processes.values():
             if process.expected_running and process.popen.poll() is not None:
                 raise AssertionError(f"{process.name} exited with {process.popen.returncode}\n{process.tail()}")
-        return all(is_ready(router) for router in self.workers("router"))
+        return all(is_ready(router, self._scraper) for router in self.workers("router"))
 
     def _stop_all(self) -> None:
         living = [p for p in self.processes.values() if p.popen.poll() is None]
@@ -262,11 +274,11 @@ def plain_client(**options: Any) -> httpx2.Client:
     return httpx2.Client(trust_env=False, verify=False, **options)
 
 
-def is_ready(router: Process) -> bool:
-    """True if the router reports ready."""
+def is_ready(router: Process, client: httpx2.Client | None = None) -> bool:
+    """True if the router reports ready. Asks by `client`, or by one of its own."""
     try:
-        with plain_client(timeout=5.0) as client:
-            return bool(client.get(f"{router.url}/ready").status_code == 200)
+        with contextlib.nullcontext(client) if client else plain_client(timeout=5.0) as asking:
+            return bool(asking.get(f"{router.url}/ready").status_code == 200)
     except httpx2.TransportError:
         return False
 

@@ -20,6 +20,7 @@ from hypothesis import settings
 from tests.exactness.answers import reference_answers
 from tests.lateness import LatenessPlugin
 from tests.plugins.cpu_time import CpuTimePlugin
+from tests.plugins.garbage import GarbagePlugin
 from tests.plugins.order import put_in_order
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
@@ -49,6 +50,7 @@ def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Ca
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LatenessPlugin(TESTS))
     config.pluginmanager.register(CpuTimePlugin())
+    config.pluginmanager.register(GarbagePlugin())
     if not hasattr(config, "workerinput"):  # one cache for all processes of the run, and none of it in the user's
         cache = tempfile.TemporaryDirectory(prefix="baton-tests-")
         os.environ["XDG_CACHE_HOME"] = cache.name

@@ -22,17 +22,22 @@ from baton.domain.request import (
     finish_reason,
 )
 from baton.domain.timing.step_time import StepTimeModel
+from baton.engine.batch import Batch, StepOutput
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
 from baton.engine.handoff.kv_export import ExportTable
-from baton.engine.overlap.page_fence import PageFence
+from baton.engine.overlap.page_fence import SPARE_PAGES, PageFence
+from baton.kv.geometry import PageWindow
 from baton.kv.growth import GrowthReserve
+from baton.kv.memory import PoolMemory
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.swap_space import SwapSpace
+from baton.kv.windows.memory import WindowedMemory
+from baton.kv.windows.slots import WindowSlots
 from baton.services.decode.import_policy import ImportPolicy, ImportRules
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.kv_import import ImportLimits
@@ -63,13 +68,64 @@ PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=2000, phases=(
 
 
 SCRIPTED_SAMPLE = SampledToken(0)
+WINDOW = PageWindow(3, PAGE_SIZE, 1)
+"""Where a tiny pool has window slots."""
+
+
+def tiny_memory(
+    num_slots: int | None, pool: PagePool | None = None, memory: SimMemory | None = None
+) -> tuple[PagePool, SimMemory, WindowedMemory | None]:
+    """An empty pool, its pages, and these together with `num_slots` window parts."""
+    pool, memory = pool or PagePool(NUM_PAGES), memory or SimMemory(NUM_PAGES, PAGE_BYTES)
+    if num_slots is None:
+        return pool, memory, None
+    windowed = WindowedMemory(memory, SimMemory(num_slots, PAGE_BYTES))
+    windowed.join(pool)
+    return pool, memory, windowed
+
+
+class PoisoningRunner(FakeRunner):
+    """Fills free window slots with other bytes after every step. Until then a preempted row's copy may read them."""
+
+    windows: tuple[WindowSlots, WindowedMemory] | None = None
+
+    def run(self, batch: Batch) -> StepOutput:
+        output = super().run(batch)
+        if self.windows is not None:
+            slots, memory = self.windows
+            for slot in slots.free_slots:
+                memory.windows.page(slot)[:] = b"\xff" * PAGE_BYTES
+        return output
+
+
+def tiny_runner(
+    cache: PrefixCache, memory: SimMemory, windowed: WindowedMemory | None, host: SimMemory | None, drafter: object
+) -> FakeRunner:
+    runner = PoisoningRunner(
+        windowed or memory,
+        PAGE_SIZE,
+        VOCAB_SIZE,
+        host,
+        make_drafts=drafter.make if isinstance(drafter, MadeDrafter) else None,
+    )
+    runner.window = cache.window
+    if windowed is not None and cache.pool.windows is not None:
+        runner.windows = cache.pool.windows, windowed
+    return runner
+
+
+def tiny_cache(pool: PagePool, memory: PoolMemory, windowed: WindowedMemory | None, digests: bool) -> PrefixCache:
+    cache = PrefixCache(pool, PoolHasher(windowed or memory) if digests else None)
+    cache.window = None if windowed is None else WINDOW
+    return cache
 
 
 @dataclass(frozen=True)
 class TinyPrefill:
-    """One prefill worker without its loop. Tests may replace the classes."""
+    """One prefill worker without its loop. Tests may replace the classes. `windowed`: with its window parts."""
 
     memory: SimMemory
+    windowed: WindowedMemory | None
     cache: PrefixCache
     exports: ExportTable
     scheduler: PrefillScheduler
@@ -78,9 +134,10 @@ class TinyPrefill:
 
 @dataclass(frozen=True)
 class TinyDecode:
-    """One decode worker without its loop. Tests may replace the classes."""
+    """One decode worker without its loop. Tests may replace the classes. `windowed`: with its window parts."""
 
     memory: SimMemory
+    windowed: WindowedMemory | None
     host_memory: SimMemory
     cache: PrefixCache
     imports: ImportTable
@@ -101,16 +158,21 @@ def tiny_prefill(
     long_prompt_tokens: int = 0,
     order: PolicySettings | None = None,
     equal_time: StepTimeModel | None = None,
+    memory: SimMemory | None = None,
+    pool: PagePool | None = None,
+    num_window_slots: int | None = None,
 ) -> TinyPrefill:
-    memory = SimMemory(NUM_PAGES, PAGE_BYTES)
-    cache = PrefixCache(PagePool(NUM_PAGES), None if grants_leases else PoolHasher(memory))
+    """`memory`, `pool`: empty, of `NUM_PAGES`, still without window slots; None: plain ones."""
+    pool, memory, windowed = tiny_memory(num_window_slots, pool, memory)
+    cache = tiny_cache(pool, memory, windowed, not grants_leases)
     exports = export_table(cache.pool, lease_s, grants_leases)
     limits = PrefillLimits(
         PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages, long_prompt_tokens, order or PolicySettings(),
         equal_time=equal_time,
     )  # fmt: skip
-    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
-    return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits, PageChecks(cache)), runner)
+    runner = tiny_runner(cache, memory, windowed, None, None)
+    scheduler = prefill_scheduler(cache, exports, limits, PageChecks(cache))
+    return TinyPrefill(memory, windowed, cache, exports, scheduler, runner)
 
 
 def tiny_decode(
@@ -128,12 +190,22 @@ def tiny_decode(
     drafter: Drafter | None = None,
     order: RowOrder | None = None,
     pool: PagePool | None = None,
+    num_window_slots: int | None = None,
+    memory: SimMemory | None = None,
 ) -> TinyDecode:
-    """`pool`: empty, of `NUM_PAGES`; None: a plain one."""
-    memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
-    cache = PrefixCache(pool or PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
-    imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
-    host = SwapSpace(num_host_pages, PoolHasher(host_memory) if digests else None)
+    """`pool`, `memory`: empty, of `NUM_PAGES`, still without window slots; None: plain ones."""
+    pool, memory, windowed = tiny_memory(num_window_slots, pool, memory)
+    part_ends = (PAGE_BYTES,) if windowed is None else windowed.part_ends
+    host_memory = SimMemory(max(1, num_host_pages), part_ends[-1], part_ends)
+    cache = tiny_cache(pool, memory, windowed, digests)
+    overlaps = issubclass(decode_scheduler, OverlapScheduler)
+    limits = ImportLimits(
+        PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0, window=cache.window,
+        max_row_tokens=max(2, 1 + MAX_DRAFTS if drafter else 0) + (SPARE_PAGES * PAGE_SIZE if overlaps else 0),
+        max_chunk_tokens=token_budget,
+    )  # fmt: skip
+    imports = import_table(cache, limits)
+    host = SwapSpace(num_host_pages, PoolHasher(host_memory) if digests else None, len(part_ends))
     chunks = chunks or ChunkBudget(token_budget, PAGE_SIZE)
     drafts = None if drafter is None else DraftPolicy(drafter, MAX_DRAFTS, PAGE_SIZE, cache.pool)
     rows = RowRules(growth, drafts, order or RowOrder())
@@ -143,14 +215,8 @@ def tiny_decode(
         scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, rows)
     faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults, growth)
-    runner = FakeRunner(
-        memory,
-        PAGE_SIZE,
-        VOCAB_SIZE,
-        host_memory,
-        make_drafts=drafter.make if isinstance(drafter, MadeDrafter) else None,
-    )
-    return TinyDecode(memory, host_memory, cache, imports, host, scheduler, policy, runner)
+    runner = tiny_runner(cache, memory, windowed, host_memory, drafter)
+    return TinyDecode(memory, windowed, host_memory, cache, imports, host, scheduler, policy, runner)
 
 
 def engine_request(
@@ -214,3 +280,5 @@ def assert_idle(cache: PrefixCache) -> None:
     check_invariants(cache)
     assert cache.pool.num_free + cache.pool.num_cached == cache.pool.num_pages
     assert cache.pool.counts()[Owner.CACHED] == len(cache)
+    if (windows := cache.pool.windows) is not None:
+        assert (windows.num_held, windows.num_unreserved) == (0, windows.num_usable)
