@@ -92,8 +92,10 @@ async def write_into_redis(harness: ChaosHarness, context: PhaseContext) -> None
 
 
 async def _forge_workers(redis: Redis, address: str) -> int:
-    """Copies each worker's record with another address; returns how many there are."""
+    """Copies each worker's record with another address; returns how many there are. Adds a worker that is no record."""
     keys, num_forged = RedisKeys(StoreOptions().prefix), 0
+    await redis.set(keys.worker(WorkerId(f"{STRANGER}-text")), "no hash")
+    await redis.zadd(keys.workers, {f"{STRANGER}-text".encode(): 1e15, STRANGER.encode() + b"\xff": 1e15})
     for key in [key async for key in redis.scan_iter(match=keys.worker(WorkerId("*")), _type="hash")]:
         forged = f"{STRANGER}-{key.decode().rsplit(':', 1)[1]}"
         target = keys.worker(WorkerId(forged))
@@ -108,16 +110,19 @@ async def _forge_workers(redis: Redis, address: str) -> int:
 
 
 async def _forge_calls(redis: Redis) -> int:
-    """Copies calls as open ones of an owner that has no lease; returns how many."""
+    """Copies calls as open ones of an owner that has no lease, each second one without its time; returns how many."""
     keys = RedisKeys(StoreOptions().prefix)
     found = [key async for key in redis.scan_iter(match=keys.call(RequestId("*")), _type="hash")]
     calls = [key for key in found if STRANGER.encode() not in key][:NUM_CALLS]
-    for key in calls:
+    for number, key in enumerate(calls):
         forged = f"{STRANGER}-{key.decode().rsplit(':', 1)[1]}"
-        await redis.copy(key, keys.call(RequestId(forged)), replace=True)
+        target = keys.call(RequestId(forged))
+        await redis.copy(key, target, replace=True)
         orphan = {"id": forged, "owner": STRANGER, "status": CallStatus.OPEN.value}
-        await redis.hset(keys.call(RequestId(forged)), mapping=cast("dict[Any, Any]", orphan))
-        await redis.persist(keys.call(RequestId(forged)))  # an ended call expires, and so would its copy
+        await redis.hset(target, mapping=cast("dict[Any, Any]", orphan))
+        if number % 2:
+            await redis.hdel(target, "opened")
+        await redis.persist(target)  # an ended call expires, and so would its copy
         await redis.zadd(keys.calls_of(OwnerId(STRANGER)), {forged: 1.0})
         await redis.sadd(keys.owners, STRANGER)
     return len(calls)

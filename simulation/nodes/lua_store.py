@@ -136,7 +136,8 @@ class _LuaCommands:
     def zremrangebyscore(self, key: str, low: str, high: int) -> None:
         self._commands.append(("ZREMRANGEBYSCORE", key, low, high))
 
-    async def execute(self) -> list[Reply]:
+    async def execute(self, raise_on_error: bool = True) -> list[Reply]:
+        """Runs them; an error is raised either way, as nobody else writes to this server."""
         return [self._execute(*command) for command in self._commands]
 
 

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.ids import AttemptId, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
+from baton.store.ownership import OwnerLease
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, StateStore
 from baton.telemetry.metrics import REGISTRY
-from tests.contract.stores import RARE, TRUST, journal_entry
+from tests.contract.stores import RARE, TRUST, WORKER, journal_entry
 
 OURS, THEIRS = OwnerId("router-0/a1"), OwnerId("router-1/b2")
 PROMPT = b'{"prompt": "the diary of a client"}'
@@ -157,6 +158,41 @@ async def test_forged_calls_are_never_run_and_hide_no_real_one(stage: Stage) -> 
             break
     assert [orphan.id for orphan in orphans] == ["real"]
     assert await stage.store.claim_call(RequestId("forged-0"), (1, 0), THEIRS) is None
+
+
+async def test_records_of_another_form_keep_no_call_from_its_next_owner(stage: Stage) -> None:
+    """What scripts read in clear is missing, no number, no list or of another type: other calls are still claimed."""
+    redis, keys = stage.redis, stage.keys
+    for number, damage in enumerate(({}, {"opened": "nan"}, {"opened": "soon"}, {"sequence_ids": "]"}, {"epoch": "x"})):
+        await stage.store.put_call(call(f"bad-{number}"))
+        await redis.hdel(stage.call_key(f"bad-{number}"), "opened")
+        if damage:
+            await redis.hset(stage.call_key(f"bad-{number}"), mapping=dict[Any, Any](damage))
+    await stage.store.put_call(call("text"))
+    await redis.set(stage.call_key("text"), "no hash")
+    await stage.store.put_call(call("real"))
+    await redis.set(keys.sequence(RequestId("bad-1-0")), "no hash")
+    await redis.set(keys.calls_of(OwnerId("mallory")), "no index")
+    await redis.sadd(keys.owners, "mallory")
+    await stage.store.release_lease(OURS)
+    claimed = set[str]()
+
+    async def take(record: CallRecord) -> None:
+        claimed.add(record.id)
+
+    lease = OwnerLease(stage.store, THEIRS, take, owner_ttl_s=1.0)
+    async with asyncio.timeout(20), lease:
+        while "real" not in claimed:
+            assert await lease.wait_for_renewal()
+    assert claimed <= {"real", *(f"bad-{number}" for number in range(5))}
+
+
+async def test_worker_records_of_another_form_hide_no_worker(stage: Stage) -> None:
+    await stage.store.announce(WORKER)
+    await stage.redis.zadd(stage.keys.workers, dict.fromkeys((b"\xff\xfe", b"text", b"torn", b"gone"), 1e15))
+    await stage.redis.set(stage.keys.worker(WorkerId("text")), "no hash")
+    await stage.redis.hset(stage.keys.worker(WorkerId("torn")), "record", b'{"id": "\xff')
+    assert [record.id for record in await stage.store.workers()] == ["decode-0"]
 
 
 async def test_a_call_put_back_after_its_time_is_not_run(stage: Stage) -> None:

@@ -178,7 +178,7 @@ def worker_to_json(record: WorkerRecord) -> str:
     return msgspec.json.encode(record).decode()
 
 
-def worker_from_json(payload: str) -> WorkerRecord:
+def worker_from_json(payload: str | bytes) -> WorkerRecord:
     """Decodes a JSON text. Raises `StoreUnavailable` when it is unreadable."""
     try:
         return msgspec.json.decode(payload, type=WorkerRecord)
@@ -186,7 +186,7 @@ def worker_from_json(payload: str) -> WorkerRecord:
         raise StoreUnavailable(f"a worker record cannot be read by this version: {error}") from error
 
 
-def try_worker_from_json(payload: str) -> WorkerRecord | None:
+def try_worker_from_json(payload: str | bytes) -> WorkerRecord | None:
     """Decodes a JSON text; logs an unreadable one and returns None, so the others stay visible."""
     try:
         return worker_from_json(payload)

@@ -285,19 +285,23 @@ class RedisStore:
             await self._withdraw(keys=keys, args=[id, incarnation, self._keys.changes])
 
     async def workers(self) -> list[WorkerRecord]:
-        async with self._client.operation("list workers"):
-            async with self._client.redis.pipeline(transaction=False) as pipeline:
+        redis, prefix = self._call_client.redis, self._keys.worker(WorkerId("")).encode()
+        async with self._call_client.operation("list workers"):
+            async with redis.pipeline(transaction=False) as pipeline:
                 # A server that refuses writes (a full disk, no replica) lets the records of living workers expire: it
                 # refuses this one as well, which removes nothing. A full memory does not.
                 pipeline.zremrangebyscore(self._keys.workers, "-inf", 0)
                 pipeline.zrange(self._keys.workers, 0, -1)
-                _, found = await pipeline.execute()
-            ids = sorted(cast("list[WorkerId]", found))
-            async with self._client.redis.pipeline(transaction=False) as pipeline:
-                for id in ids:
-                    pipeline.hget(self._keys.worker(id), "record")
-                payloads = await pipeline.execute() if ids else []
-        return [record for payload in payloads if payload and (record := record_codec.try_worker_from_json(payload))]
+                _, ids = await pipeline.execute()
+            async with redis.pipeline(transaction=False) as pipeline:
+                for id in sorted(cast("list[bytes]", ids)):
+                    pipeline.hget(cast("str", prefix + id), "record")
+                payloads = await pipeline.execute(raise_on_error=False) if ids else []
+            for error in payloads:
+                if isinstance(error, ResponseError) and not str(error).startswith("WRONGTYPE"):
+                    raise error  # only a key that is no hash is nobody's record
+        found = (record_codec.try_worker_from_json(payload) for payload in payloads if isinstance(payload, bytes))
+        return [record for record in found if record is not None]
 
     def changes(self) -> AsyncIterator[None]:
         if not self._client.closed:

@@ -64,7 +64,7 @@ PLANTED = {
         ballots.test_a_claim_goes_above_the_floor_and_above_its_sequences,
     ),
     "claim: the epochs of sequences are ignored": PlantedScriptBug(
-        "epoch = math.max(epoch, math.floor((tonumber(request[2]) - 1) / per_epoch) + 1)",
+        "epoch = math.max(epoch, math.floor(((tonumber(request[2] or 1) or 1) - 1) / per_epoch) + 1)",
         "",
         ballots.test_a_claim_goes_above_the_floor_and_above_its_sequences,
     ),

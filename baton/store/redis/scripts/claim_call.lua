@@ -17,24 +17,28 @@ end
 
 local per_epoch = tonumber(ARGV[12])
 local epoch = math.max(tonumber(held[1] or 0), tonumber(ARGV[7]))
+local readable, sequences = pcall(cjson.decode, held[6] or ARGV[14])
+if not readable or type(sequences) ~= 'table' then
+  return {}  -- a stranger wrote them; this call must not keep the owner from the claims of others
+end
 local requests = {}
-for _, sequence in ipairs(cjson.decode(held[6] or ARGV[14])) do
-  local request = redis.call('HMGET', ARGV[10] .. sequence, 'state', 'attempt')
+for _, sequence in ipairs(sequences) do
+  local request = redis.pcall('HMGET', ARGV[10] .. sequence, 'state', 'attempt')
   requests[#requests + 1] = {sequence, request[1]}
   if request[1] then
-    epoch = math.max(epoch, math.floor((tonumber(request[2]) - 1) / per_epoch) + 1)
+    epoch = math.max(epoch, math.floor(((tonumber(request[2] or 1) or 1) - 1) / per_epoch) + 1)
   end
 end
 epoch = epoch + 1
 
 -- A full server checks memory only at the first write of a script: the claim of a stored call needs none.
-local opened = held[5]
+local time = redis.call('TIME')
+local opened = tonumber(held[5] or '') or time[1] * 1000000 + time[2]
+opened = string.format('%.0f', opened == opened and opened or 0)
 if held[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[8])
   redis.call('ZREM', ARGV[9] .. held[4], ARGV[1])
 else
-  local time = redis.call('TIME')
-  opened = string.format('%.0f', time[1] * 1000000 + time[2])
   redis.call('HSET', KEYS[1], 'opened', opened, unpack(ARGV, 15))
   redis.call('PEXPIRE', KEYS[1], ARGV[8])
 end

@@ -1,4 +1,5 @@
--- Lists open calls whose owner has no lease, oldest first. Reads only calls of owners without a lease.
+-- Lists open calls whose owner has no lease, oldest first. Reads only calls of owners without a lease. What is no call or
+-- has no time (a stranger may have written it) does not keep others from the list.
 -- KEYS: 1 set of owners.
 -- ARGV: 1 key prefix of leases, 2 key prefix of owners' open calls, 3 key prefix of call hashes, 4 most calls to return.
 -- Returns a list of calls, each as a list of fields and values.
@@ -6,14 +7,15 @@ local limit, found = tonumber(ARGV[4]), {}
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   if redis.call('EXISTS', ARGV[1] .. owner) == 0 then
     local index = ARGV[2] .. owner
-    local ids = redis.call('ZRANGE', index, 0, limit - 1)
-    if #ids == 0 then
+    local ids = redis.pcall('ZRANGE', index, 0, limit - 1)
+    if #ids == 0 then  -- or it is no sorted set
       redis.call('SREM', KEYS[1], owner)
     end
     for _, id in ipairs(ids) do
-      local held = redis.call('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened')
+      local held = redis.pcall('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened')
       if held[1] == 'open' and held[2] == owner then
-        found[#found + 1] = {id, tonumber(held[3])}
+        local opened = tonumber(held[3] or 0) or 0
+        found[#found + 1] = {id, opened == opened and opened or 0}  -- no NaN: it has no place in an order
       else
         redis.call('ZREM', index, id)  -- past its retention
       end

@@ -14,7 +14,8 @@ if held[1] then
   end
 end
 local time = redis.call('TIME')
-local opened = held[5] or string.format('%.0f', time[1] * 1000000 + time[2])
+local opened = tonumber(held[5] or '') or time[1] * 1000000 + time[2]
+opened = string.format('%.0f', opened == opened and opened or 0)
 redis.call('HSET', KEYS[1], 'opened', opened, unpack(ARGV, 8))  -- the first write: a full server refuses all
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if held[1] then
