@@ -83,13 +83,13 @@ class SessionPump:
             await self._read(connection)
         finally:
             writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
             connection.close()
             if self._connection is connection:  # else a newer one has replaced it
                 self._connection = None
                 self.session.broken(self._loop.time())
                 self._changed()
             self._meter.observe()
+            await asyncio.gather(writer, return_exceptions=True)  # gRPC may cancel this task, too, at any wait
 
     def close(self) -> None:
         """Stops the timer and ends the connection. The session is the owner's to end."""
