@@ -180,6 +180,8 @@ class MockWorker:
             self._changed.notify_all()
         action = self._next_action(phase, index)
         if isinstance(action, Crash):
+            if self.sessions is not None:
+                await self.in_sessions.all_sent()
             self._stopping = asyncio.create_task(self.stop())
         if isinstance(action, Crash | Hold):
             await self._released.wait()  # or until the call is cancelled
