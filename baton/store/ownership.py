@@ -2,8 +2,9 @@
 
 One task. A router claims orphaned calls only after the store has answered it for one full lease. An outage ends all
 leases at once; their owners must have time to renew them. After a reset of the store, no router claims before its
-patience is over: every owner finds the reset with its next renewal and puts its calls again. Owned by the router's
-`app`; knows no Redis.
+patience is over: every owner finds the reset with its next renewal and puts its calls again. Lost claims, those
+without an answer, are followed here until the store tells their outcome: an orphan's, and with `confirm` those of
+`takeover`. Owned by the router's `app`; knows no Redis.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import enum
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Self
 
 import structlog
@@ -55,6 +57,30 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+@dataclass(eq=False, slots=True)
+class _Claim:
+    """A claim whose outcome is not known. `call`: as it was before; `floor`: that of the claim.
+
+    `until`: a lease after the store first had the call unchanged, when the request can no longer be on its way to the
+    store; None before, and after each outage.
+    """
+
+    call: CallRecord
+    floor: int
+    on_claimed: Callable[[CallRecord], Awaitable[None]]
+    until: float | None = None
+
+    def is_granted(self, owner: OwnerId, now: CallRecord | None) -> bool:
+        """True if the store has given the call to `owner`. A record of an earlier claim has no higher epoch."""
+        if now is None or now.status is not CallStatus.OPEN or now.owner != owner:
+            return False
+        return now.epoch > max(self.call.epoch, self.floor)
+
+    def is_refused(self, now: CallRecord | None) -> bool:
+        """True if the store cannot grant it any more: a claim compares the ballot. For one that is not granted."""
+        return now is not None and (now.status is CallStatus.ENDED or now.ballot > self.call.ballot)
+
+
 class OwnerLease:
     """Renews the lease of `owner`, and awaits `on_claimed` with each call that it claims."""
 
@@ -87,7 +113,7 @@ class OwnerLease:
         self._last_number = 0  # of the last renewal with an answer
         self._put_again: tuple[float, StoreReset] | None = None  # when, and why
         self._claiming = True
-        self._unconfirmed: dict[RequestId, CallRecord] = {}  # claims whose answer was lost
+        self._unconfirmed: dict[RequestId, _Claim] = {}  # sent without an answer yet, or lost
         self._granted: dict[RequestId, int] = {}  # newest epoch of each call that was claimed, the oldest claims first
         self._renewed_now = asyncio.Event()  # replaced with every answer
         self._closing = asyncio.Event()
@@ -122,8 +148,22 @@ class OwnerLease:
         return self._claims_from is not None and self._clock() >= self._claims_from
 
     def is_claiming(self, id: RequestId) -> bool:
-        """True from the claim of an orphan until its outcome is known and `on_claimed` has the call."""
+        """True from the claim of an orphan, or `confirm`, until the outcome is known and `on_claimed` has the call."""
         return id in self._unconfirmed
+
+    def confirm(self, call: CallRecord, on_claimed: Callable[[CallRecord], Awaitable[None]], *, floor: int = 0) -> None:
+        """Follows a claim of this owner whose answer was lost, instead of an earlier one of the call. Returns at once.
+
+        `call`: as it was before the claim, or the seed of one that the store lacked. `floor`: that of the claim. Awaits
+        `on_claimed` with the call if the store has granted the claim. The store may run it late: a call that is
+        unchanged is read for one lease more. No effect once the lease is closed.
+        """
+        if not self._closing.is_set():
+            self._unconfirmed[call.id] = _Claim(call, floor, on_claimed)
+
+    def forget(self, id: RequestId) -> bool:
+        """Follows a claim no longer: the caller claims the call again, or has it. True if one was followed."""
+        return self._unconfirmed.pop(id, None) is not None
 
     def start(self) -> None:
         """Starts the task inside a running loop; idempotent."""
@@ -145,6 +185,7 @@ class OwnerLease:
         self._task.cancel()
         await asyncio.wait([self._task], timeout=self._ttl_s)
         self._held_until = 0.0
+        self._unconfirmed.clear()  # a call that was granted is an orphan now
         try:
             async with asyncio.timeout(self._ttl_s):
                 await self._store.release_lease(self._owner)
@@ -222,6 +263,8 @@ class OwnerLease:
         if self._claims_from is not None:
             _log.warning("call_lease_renewal_failed", owner=self._owner, reason=str(error) or type(error).__name__)
         self._claims_from = None
+        for claim in self._unconfirmed.values():
+            claim.until = None
 
     async def _claim(self, orphans: list[CallRecord]) -> None:
         """Claims one call after another while the lease is held.
@@ -232,37 +275,51 @@ class OwnerLease:
         for call in orphans:
             if not (self.held and self._claiming):
                 return
-            self._unconfirmed[call.id] = call
+            floor, earlier = self._granted.get(call.id, 0), self._unconfirmed.get(call.id)
+            claim = self._unconfirmed[call.id] = _Claim(call, floor, self._on_claimed)
             async with asyncio.timeout(self._ttl_s):
-                floor = self._granted.get(call.id, 0)
                 claimed = await self._store.claim_call(call.id, call.ballot, self._owner, floor=floor)
             if claimed is not None:
-                await self._on_granted(call, claimed)
+                await self._on_granted(claim, claimed)
+            elif earlier is None:  # otherwise that one may have been granted
+                self._settle(claim)
 
     async def _confirm_claims(self) -> None:
-        """Reads calls whose claim was not confirmed: the store may have granted it and lost the answer.
+        """Reads the calls of lost claims: the store may have granted one and lost the answer.
 
         Without this, our own lease would keep other routers from the call for ever.
         """
-        for id, call in list(self._unconfirmed.items()):
+        for id, claim in list(self._unconfirmed.items()):
             async with asyncio.timeout(self._ttl_s):
                 now = await self._store.get_call(id)
-            if now is not None and now.status is CallStatus.OPEN and now.owner == self._owner:
-                await self._on_granted(call, now)
-            elif now is None or now.status is not CallStatus.OPEN or now.owner != call.owner:
-                del self._unconfirmed[id]
+            if self._unconfirmed.get(id) is not claim:  # made again meanwhile
+                continue
+            if now is not None and claim.is_granted(self._owner, now):
+                await self._on_granted(claim, now)
+            elif claim.is_refused(now):
+                self._settle(claim)
+            elif claim.until is None:
+                claim.until = self._clock() + self._ttl_s
+            elif self._clock() >= claim.until:
+                _log.info("claim_not_granted", call_id=id)
+                self._settle(claim)
 
-    async def _on_granted(self, before: CallRecord, claimed: CallRecord) -> None:
+    async def _on_granted(self, claim: _Claim, claimed: CallRecord) -> None:
         self._granted.pop(claimed.id, None)
         self._granted[claimed.id] = claimed.epoch
         while len(self._granted) > MAX_GRANTED:
             del self._granted[next(iter(self._granted))]
-        _log.info("call_claimed", call_id=claimed.id, previous_owner=before.owner, epoch=claimed.epoch)
-        await self._deliver(claimed)
-        del self._unconfirmed[claimed.id]
+        _log.info("call_claimed", call_id=claimed.id, previous_owner=claim.call.owner, epoch=claimed.epoch)
+        await self._deliver(claim, claimed)
+        self._settle(claim)
 
-    async def _deliver(self, call: CallRecord) -> None:
+    def _settle(self, claim: _Claim) -> None:
+        """The outcome of a claim is known. One that was made since stays."""
+        if self._unconfirmed.get(claim.call.id) is claim:
+            del self._unconfirmed[claim.call.id]
+
+    async def _deliver(self, claim: _Claim, call: CallRecord) -> None:
         try:
-            await self._on_claimed(call)
+            await claim.on_claimed(call)
         except Exception:  # the root of the taken-over call
             _log.exception("takeover_start_failed", call_id=call.id)

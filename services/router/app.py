@@ -273,7 +273,7 @@ async def open_frontend(
         frontend.takeovers.take_over,
         on_reset=lambda reset: backend.on_store_reset(),
     )
-    frontend.takeovers.follow(ownership.is_claiming)
+    frontend.takeovers.follow(ownership)
     store_access.losses.follow(ownership.wait_for_renewal)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ownership.close)

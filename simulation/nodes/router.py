@@ -200,7 +200,7 @@ class SimRouter:
             owner_ttl_s=CONFIG.owner_ttl_s,
             clock=asyncio.get_running_loop().time,
         )
-        self._frontend.takeovers.follow(self._ownership.is_claiming)
+        self._frontend.takeovers.follow(self._ownership)
         losses.follow(self._ownership.wait_for_renewal)
         self._ownership.start()
 

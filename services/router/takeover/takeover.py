@@ -1,9 +1,9 @@
 """Runs calls that this router has claimed, because their router died or their client came back.
 
-`app` hands over orphans, `journal_reader` abandoned calls. Sequences are rebuilt from the store (raw request, attempt
-of the claim, journalled tokens) and run without a client: a stop string still ends a choice, and clients read the
-journal. When the last reader of a claimed call disconnects, the call is aborted. A call taken over without a reader
-runs to its end; its deadline bounds it.
+`OwnerLease` hands over orphans and lost claims, `journal_reader` abandoned calls. Sequences are rebuilt from the store
+(raw request, attempt of the claim, journalled tokens) and run without a client: a stop string still ends a choice, and
+clients read the journal. When the last reader of a claimed call disconnects, the call is aborted. An orphan taken over
+without a reader runs to its end; its deadline bounds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -43,8 +42,8 @@ from baton.services.router.takeover.foreign_calls import STORE_RETRY_S, ForeignC
 from baton.services.router.takeover.prompt_digest import PromptReplaced
 from baton.services.router.takeover.stored_call import parse_stored
 from baton.services.router.takeover.supersede_listener import SupersedeListener
-from baton.services.router.takeover.unanswered_claims import UnansweredClaims
 from baton.services.router.text.text_model import TextModel
+from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
@@ -134,18 +133,13 @@ class Takeovers:
         self._claims: dict[RequestId, asyncio.Task[None]] = {}
         self._num_readers: Counter[RequestId] = Counter()
         self._policies: dict[RequestId, ClaimPolicy] = {}  # of the calls with readers
-        self._is_claiming: Callable[[RequestId], bool] = lambda id: False
+        self._lease: OwnerLease | None = None
         self._draining = False
-        self._unanswered = UnansweredClaims(
-            context.store,
-            context.call_ownership,
-            self._is_attended,
-            lambda record: self._start_unread(record, "client"),
-        )
+        self._closed = False
 
-    def follow(self, is_claiming: Callable[[RequestId], bool]) -> None:
-        """`is_claiming`: True while this router's claim of an orphan has no answer yet; `take_over` may come."""
-        self._is_claiming = is_claiming
+    def follow(self, lease: OwnerLease) -> None:
+        """`lease`: claims orphans for `take_over`, and gets the claims made here whose answers are lost."""
+        self._lease = lease
 
     @property
     def draining(self) -> bool:
@@ -166,13 +160,14 @@ class Takeovers:
             return record is not None and record.status is CallStatus.ENDED
         policy, call_ownership = self._policies[id], self._context.call_ownership
         is_ours = record is not None and record.owner == call_ownership.owner
-        held = is_ours and (call_ownership.holds(id) or self._is_claiming(id))
+        is_claiming = self._lease is not None and self._lease.is_claiming(id)
+        held = is_ours and (call_ownership.holds(id) or is_claiming)
         runs_here = held or id in self._takeovers or id in self._claims
         step = policy.decide(record, runs_here=runs_here, now=_now())
         if step is ClaimStep.GIVE_UP:
             raise AnswerLost(f"the answer to {id} is lost: send the request again")
         if step is ClaimStep.CLAIM:
-            claiming = self._claim(id, policy, policy.claim(record))
+            claiming = self._claim(id, policy, record, policy.claim(record))
             self._claims[id] = asyncio.create_task(claiming, name=f"claim-{id}")
         if id in self._claims:
             await asyncio.shield(self._claims[id])  # a claim must be followed by a takeover, even without a reader
@@ -214,8 +209,8 @@ class Takeovers:
         """Cancels every takeover; the calls stay open in the store for the next router."""
         self._draining = True
         await join_tasks(self._claims.values())
-        await self._unanswered.close()
         await self._foreign.close()
+        self._closed = True
         tasks = [takeover.task for takeover in self._takeovers.values()]
         for task in tasks:
             task.cancel()
@@ -229,21 +224,27 @@ class Takeovers:
             if later is not None and later.status is CallStatus.ABANDONED:
                 raise await self._foreign.error_by_deadline(later, foreign)
 
-    async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: CallClaim) -> None:
-        granted, owner = None, self._context.call_ownership.owner
+    async def _claim(self, id: RequestId, policy: ClaimPolicy, found: CallRecord | None, claim: CallClaim) -> None:
+        """Claims a call once. The lease follows a claim whose answer is lost, until the call is claimed again here."""
+        granted, owner, lease = None, self._context.call_ownership.owner, self._lease
+        is_unknown = lease is not None and lease.forget(id)  # an earlier claim of it was lost
         try:
             granted = await self._context.store.claim_call(id, claim.ballot, owner, floor=claim.floor, seed=claim.seed)
         except StoreUnavailable:
-            self._unanswered.add(id)
+            is_unknown = True
             raise
         finally:
             del self._claims[id]
             policy.on_answer(None if granted is None else granted.ballot, _now())
+            if lease is not None and granted is None and is_unknown and (before := found or claim.seed) is not None:
+                lease.confirm(before, self._on_confirmed, floor=claim.floor)
         if granted is not None:
+            if lease is not None:
+                lease.forget(id)  # it may have claimed the call meanwhile
             self._start_unread(granted, "client")
 
-    def _is_attended(self, id: RequestId) -> bool:
-        return bool(self._num_readers[id]) or id in self._takeovers or id in self._claims or self._is_claiming(id)
+    async def _on_confirmed(self, record: CallRecord) -> None:
+        self._start_unread(record, "client")
 
     def _start_unread(self, record: CallRecord, cause: str) -> None:
         """Starts a call; aborts it if its readers have left meanwhile."""
@@ -252,6 +253,8 @@ class Takeovers:
             self._abandon(record.id)
 
     def _start(self, record: CallRecord, cause: str) -> None:
+        if self._closed:  # the call stays open in the store for the next router
+            return
         running = self._takeovers.get(record.id)
         if running is not None:
             if record.ballot > running.ballot:  # else the same claim, confirmed once more
