@@ -3,12 +3,13 @@
     post, post_row -> waiting -> take_new -> retained (framed, numbered) -> acknowledge
 
 At most `window_bytes` and one frame are retained. Beyond that nothing is framed: rows wait, and a stream's next row
-joins the one that waits, so rows get longer, not more. Prompt parts wait behind everything else.
+joins the one that waits, so rows get longer, not more. Prompt parts wait behind everything else. Streams
+take turns with them, so a short prompt does not wait for long ones.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from baton.rpc.gen import session_pb2 as pb
@@ -48,7 +49,7 @@ class Outbox:
     def __init__(self, limits: OutboxLimits) -> None:
         self._limits = limits
         self._waiting: deque[pb.StreamMessage | pb.TokenRow | _PlainRow] = deque()
-        self._prompts: deque[pb.StreamMessage] = deque()
+        self._prompts: OrderedDict[int, deque[pb.StreamMessage]] = OrderedDict()  # by stream; the next turn first
         self._open_rows: dict[int, pb.TokenRow | _PlainRow] = {}  # by stream: the waiting row that its next may join
         self._retained: deque[_RetainedFrame] = deque()
         self._num_resent: int | None = None  # retained frames sent on this connection; None: all of them
@@ -61,7 +62,7 @@ class Outbox:
         """Adds a message behind those that wait. The caller must not change it any more."""
         self.waiting_bytes += message.ByteSize()
         if message.WhichOneof("kind") == "prompt":
-            self._prompts.append(message)
+            self._prompts.setdefault(message.stream, deque()).append(message)
             return
         self._open_rows.pop(message.stream, None)
         self._waiting.append(message)
@@ -143,8 +144,9 @@ class Outbox:
 
     def clear(self) -> None:
         """Drops everything: the session is lost."""
-        for queue in (self._waiting, self._prompts, self._retained):
-            queue.clear()
+        self._waiting.clear()
+        self._prompts.clear()
+        self._retained.clear()
         self._open_rows.clear()
         self._num_resent = None
         self.retained_bytes = self.waiting_bytes = 0
@@ -171,7 +173,7 @@ class Outbox:
                 size = item.ByteSize()
             num_bytes += size
         while not self._waiting and self._prompts and num_bytes < self._limits.frame_bytes:
-            part = self._prompts.popleft()
+            part = self._take_prompt_part()
             frame.messages.append(part)
             num_bytes += part.ByteSize()
         self.waiting_bytes -= num_bytes
@@ -180,15 +182,20 @@ class Outbox:
         self.retained_bytes += len(body)
         return body
 
+    def _take_prompt_part(self) -> pb.StreamMessage:
+        """The next part of the stream whose turn it is, which has its next turn behind all others."""
+        stream, parts = next(iter(self._prompts.items()))
+        part = parts.popleft()
+        if parts:
+            self._prompts.move_to_end(stream)
+        else:
+            del self._prompts[stream]
+        return part
+
     def _drop_prompts(self, stream: int) -> None:
         """An aborted stream needs no prompt."""
-        kept: deque[pb.StreamMessage] = deque()
-        for part in self._prompts:
-            if part.stream == stream:
-                self.waiting_bytes -= part.ByteSize()
-            else:
-                kept.append(part)
-        self._prompts = kept
+        for part in self._prompts.pop(stream, ()):
+            self.waiting_bytes -= part.ByteSize()
 
 
 def _row_bytes(row: pb.TokenRow) -> int:

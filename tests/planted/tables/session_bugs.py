@@ -85,6 +85,7 @@ SESSION_BUGS = (
         'before.session.lose("its dialler has begun another session")',
         "pass",
     ),
+    _bug("a prompt waits for all that came before", OUTBOX, "self._prompts.move_to_end(stream)", "pass"),
     _bug("an abort waits for its prompt", OUTBOX, "self._drop_prompts(message.stream)", "pass"),
     PlantedBug(
         SESSIONS,

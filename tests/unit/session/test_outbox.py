@@ -93,3 +93,39 @@ def test_joined_rows_have_every_token_at_its_index(posted: list[tuple[int, int, 
             for r in message.step.rows:
                 found.setdefault(r.stream, []).extend(enumerate(r.tokens, start=r.first_index))
     assert found == expected
+
+
+def prompt(stream: int, num_parts: int) -> list[pb.StreamMessage]:
+    parts = [pb.PromptPart(tokens=bytes(40_000), last=n == num_parts - 1) for n in range(num_parts)]
+    return [pb.StreamMessage(stream=stream, prompt=part) for part in parts]
+
+
+def test_streams_take_turns_with_the_parts_of_their_prompts():
+    """A short prompt that comes behind two long ones waits for one part of each, and never for a whole one."""
+    outbox = Outbox(OutboxLimits(frame_bytes=30_000, window_bytes=10 << 20))
+    for message in (*prompt(1, 5), *prompt(2, 4)):
+        outbox.post(message)
+    sent = taken(outbox)
+    for message in prompt(3, 1):
+        outbox.post(message)
+    while outbox.has_work:
+        sent += taken(outbox)
+    assert [(message.stream, message.prompt.last) for message in sent[-1:]] == [(1, True)]
+    assert 3 in [message.stream for message in sent[:6]]
+    assert [m.prompt.last for m in sent if m.stream == 1] == [False] * 4 + [True]
+    assert [m.prompt.last for m in sent if m.stream == 2] == [False] * 3 + [True]
+    assert outbox.waiting_bytes == 0
+
+
+def test_an_aborted_stream_sends_no_more_of_its_prompt():
+    outbox = Outbox(OutboxLimits(frame_bytes=30_000, window_bytes=10 << 20))
+    for message in (*prompt(1, 3), *prompt(2, 2)):
+        outbox.post(message)
+    taken(outbox)
+    outbox.post(pb.StreamMessage(stream=1, abort=pb.Abort()))
+    rest = []
+    while outbox.has_work:
+        rest += [(message.stream, message.WhichOneof("kind")) for message in taken(outbox)]
+    assert rest[0] == (1, "abort")
+    assert rest[1:] == [(2, "prompt"), (2, "prompt")]
+    assert outbox.waiting_bytes == 0
