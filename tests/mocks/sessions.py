@@ -25,6 +25,7 @@ from baton.session.session import SessionLimits
 from baton.session.wires.wire import WireConnection
 from baton.worker.sessions.served_calls import ServedCalls
 from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
+from tests.mocks.lies import Lie, lie_in
 
 CONNECTED_STATES = (SessionState.OPEN, SessionState.LEAVING)
 MAX_PROMPT_TOKENS = 1 << 20
@@ -107,6 +108,7 @@ class MockSessions:
         self._worker = worker
         self._aborting: set[asyncio.Task[Any]] = set()
         self._sent: list[SentMessages] = []  # one for each session there has been
+        self.lies: list[Lie] = []
         self.num_opens = 0  # reservations, prompts and aborts
         self.listener = SessionListener(OPEN_CLUSTER, incarnation, LIMITS, self._make_owner)
 
@@ -122,6 +124,7 @@ class MockSessions:
 
         sent, check = SentMessages(pump), self._check_of(pump)
         self._sent.append(sent)
+        lie_in(pump, self.lies)
         calls = ServedCalls(self._abort, partial(self._reserve, check), partial(self._prefill, check, sent))
         return ServedStreams(pump, serve, MAX_PROMPT_TOKENS, calls)
 

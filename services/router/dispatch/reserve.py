@@ -39,6 +39,7 @@ from baton.services.router.dispatch.worker_errors import (
     FaultSource,
     abort_reason,
     classify_reported,
+    damaged,
 )
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.telemetry.metrics import EARLY_PREFILLS_TOTAL
@@ -342,9 +343,11 @@ class Reserver:
             EARLY_PREFILLS_TOTAL.labels(outcome).inc()
 
     def _read_refusal(self, reply: decode_pb2.ReserveReply, pair: Pair, id: AttemptId) -> DecodeBusy:
-        """Raises any refusal other than a lack of room."""
+        """Raises any refusal other than a lack of room, and for a reply that says nothing."""
         if reply.HasField("busy"):
             return DecodeBusy(reply.busy.retry_after_s, reply.busy.no_prompts)
+        if not reply.HasField("refused"):
+            raise ReserveFailure(damaged("an empty reply of a reservation", FaultSource.DECODE), pair)
         error = decode_failure(reply.refused)
         if isinstance(error, Draining | Overloaded):
             return DecodeBusy(error.retry_after_s or DRAINING_RETRY_S)

@@ -154,9 +154,9 @@ def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:
     return AttemptFailure(WorkerLost(f"{role.value} {message}"), _OWN_SOURCE[role])
 
 
-def damaged(why: str) -> AttemptFailure:
-    """The failure of an attempt with a message that cannot be what was sent."""
-    return AttemptFailure(LinkBroken(f"a damaged message: {why}"), FaultSource.LINK)
+def damaged(why: str, source: FaultSource = FaultSource.LINK) -> AttemptFailure:
+    """The failure of an attempt with a message that cannot be what was sent. `source`: where it can only come from."""
+    return AttemptFailure(LinkBroken(f"a damaged message: {why}"), source)
 
 
 def guarded(call: Callable[..., Any], *arguments: object) -> Any:

@@ -79,6 +79,7 @@ class RecordedTimer(SequenceTimer):
     def lost(self, code: str, phase: str) -> None:
         super().lost(code, phase)
         self._timings.entries.append("retry")
+        self._timings.codes.append(code)
         self._timings.retried.set()
 
 
@@ -87,6 +88,7 @@ class RecordedTimings:
     """The stamps of all requests' timers, in order."""
 
     entries: list[str] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)  # of the failed attempts
     retried: asyncio.Event = field(default_factory=asyncio.Event)
 
     timers: list[SequenceTimer] = field(default_factory=list)

@@ -33,6 +33,7 @@ from baton.services.router.dispatch.worker_errors import (
     FaultSource,
     classify_reported,
     classify_rpc_error,
+    damaged,
     guarded,
     lost_worker,
 )
@@ -191,6 +192,8 @@ class PrefillRun:
                     case "failed":
                         error = error or classify_reported(decode_failure(event.failed), PREFILL)
                         self.fail(error)
+                    case None if not self.sealed.done():
+                        raise damaged("an empty event of prefill", FaultSource.PREFILL)
         except AttemptFailure as failure:
             error = failure
         except grpc.aio.AioRpcError as rpc_error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Protocol, cast
 
 import grpc
 
@@ -59,13 +59,16 @@ async def _read_reply(stream: SessionStream, timeout_s: float) -> decode_pb2.Res
         raise AttemptFailure(lost, FaultSource.DECODE) from None
     finally:
         stream.cancel()
-    if not isinstance(reply, decode_pb2.ReserveReply):
+    if reply is None:
         raise lost_worker(DECODE, "ended a reservation without a reply")
-    return reply
+    return cast("decode_pb2.ReserveReply", reply)  # the stream brings nothing else
 
 
 class PrefillEvents(Protocol):
-    """The events of a prompt, in order. Reading raises `AioRpcError` or `WorkerLost` when its worker is lost."""
+    """The events of a prompt, in order. Reading raises `AioRpcError` or `WorkerLost` when its worker is lost.
+
+    Raises `AttemptFailure` for an answer that is none of a prompt.
+    """
 
     def cancel(self) -> object:
         """Ends them here and at the worker. A reader gets `CancelledError`."""
@@ -103,6 +106,6 @@ class _EventsInSession:
 
     async def __anext__(self) -> prefill_pb2.PrefillEvent:
         event = await self._stream.read()
-        if not isinstance(event, prefill_pb2.PrefillEvent):
+        if event is None:
             raise StopAsyncIteration
-        return event
+        return cast("prefill_pb2.PrefillEvent", event)  # the stream brings nothing else

@@ -1,14 +1,20 @@
-"""One attempt's stream in a session, as its attempt reads it. Owned by one event loop."""
+"""One stream in a session, as its attempt reads it: an attempt of decode, a reservation or a prompt.
+
+A worker that answers with messages of another stream's kind is damaged or lies: its attempt fails, and is tried again.
+Owned by one event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton.domain.errors import WorkerLost
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
+from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource, damaged
 from baton.services.router.generation import TokenChunk
 
 SessionEvent = decode_pb2.GenerateEvent | pb.TokenRow | decode_pb2.ReserveReply | prefill_pb2.PrefillEvent
@@ -17,19 +23,50 @@ OnRow = Callable[[pb.TokenRow], TokenChunk | None]
 """Takes a row at once. A chunk that it returns, and an exception that it raises, go to the reader."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamKind:
+    """What is asked in a stream. `events`: types of its answers. `source`: whose fault any other answer is.
+
+    `make_failure`: the event of a stream that fails.
+    """
+
+    name: str
+    events: frozenset[type[SessionEvent]]
+    source: FaultSource
+    make_failure: Callable[[common_pb2.Failure], SessionEvent]
+
+
+ATTEMPT = StreamKind(
+    "an attempt",
+    frozenset({decode_pb2.GenerateEvent, pb.TokenRow}),
+    FaultSource.DECODE,
+    lambda failure: decode_pb2.GenerateEvent(failed=failure),
+)
+RESERVATION = StreamKind(
+    "a reservation",
+    frozenset({decode_pb2.ReserveReply}),
+    FaultSource.DECODE,
+    lambda failure: decode_pb2.ReserveReply(refused=failure),
+)
+PROMPT = StreamKind(
+    "a prompt",
+    frozenset({prefill_pb2.PrefillEvent}),
+    FaultSource.PREFILL,
+    lambda failure: prefill_pb2.PrefillEvent(failed=failure),
+)
+
+
 class SessionStream:
     """Keeps what came until it is read: the session itself never waits. A request bounds its own tokens.
 
     A reader that waits may have rows handed to it by a call, without a task switch: all but the last one of the stream.
-    `on_cancel` tells the worker that the rest is not wanted. `make_failure`: the event of a stream that fails.
+    `on_cancel` tells the worker that the rest is not wanted.
     """
 
-    def __init__(
-        self, on_cancel: Callable[[], None], make_failure: Callable[[common_pb2.Failure], SessionEvent] | None = None
-    ) -> None:
+    def __init__(self, on_cancel: Callable[[], None], kind: StreamKind = ATTEMPT) -> None:
         self._on_cancel = on_cancel
-        self._make_failure = make_failure or _failed_attempt
-        self._unread: deque[SessionEvent] = deque()
+        self._kind = kind
+        self._unread: deque[SessionEvent | AttemptFailure] = deque()
         self._lost: WorkerLost | None = None
         self._ended = False
         self._cancelled = False
@@ -38,14 +75,23 @@ class SessionStream:
         self._refused: TokenChunk | Exception | None = None  # by `_on_row`; the reader gets it before all else
 
     def put(self, event: SessionEvent) -> None:
-        """Adds an event."""
-        if not self._cancelled:
+        """Adds an event. The reader gets one that the stream must not bring as an `AttemptFailure`."""
+        if self._cancelled:
+            return
+        if self.brings(event):
             self._unread.append(event)
-            self._wake()
+        else:
+            why = f"{type(event).__name__} in the stream of {self._kind.name}"
+            self._unread.append(damaged(why, self._kind.source))
+        self._wake()
+
+    def brings(self, event: SessionEvent) -> bool:
+        """True for an event of this kind of stream."""
+        return type(event) in self._kind.events
 
     def put_failure(self, failure: common_pb2.Failure) -> None:
         """Adds the event of a failure."""
-        self.put(self._make_failure(failure))
+        self.put(self._kind.make_failure(failure))
 
     def put_row(self, row: pb.TokenRow) -> None:
         """Adds a row, or hands it to the reader that waits for it. Raises nothing."""
@@ -76,7 +122,8 @@ class SessionStream:
             self._wake()
 
     async def read(self, on_row: OnRow | None = None) -> SessionEvent | TokenChunk | None:
-        """The next event that `on_row` has not taken; None at the end. Raises `WorkerLost` when the session was lost.
+        """The next event that `on_row` has not taken; None at the end. Raises `WorkerLost` when the session was lost,
+        and `AttemptFailure` for what the stream must not bring.
 
         While it waits, each row but the stream's last goes to `on_row` instead.
         """
@@ -87,7 +134,10 @@ class SessionStream:
             if refused is not None:
                 return refused  # its tokens are recorded: they must reach the client
             if self._unread:
-                return self._unread.popleft()
+                event = self._unread.popleft()
+                if isinstance(event, AttemptFailure):
+                    raise event
+                return event
             if self._cancelled:
                 raise asyncio.CancelledError
             if self._lost is not None:
@@ -105,7 +155,3 @@ class SessionStream:
         self._on_row = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _failed_attempt(failure: common_pb2.Failure) -> SessionEvent:
-    return decode_pb2.GenerateEvent(failed=failure)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from baton.domain.errors import WorkerLost
 from baton.domain.trace_context import TraceContext
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
-from baton.services.router.dispatch.sessions.session_stream import SessionEvent, SessionStream
+from baton.services.router.dispatch.sessions.session_stream import (
+    ATTEMPT,
+    PROMPT,
+    RESERVATION,
+    SessionEvent,
+    SessionStream,
+    StreamKind,
+)
 from baton.session.dialler import SessionDialler
 from baton.session.lifecycle import ENDED_STATES, SessionState
 from baton.session.prompts import split_prompt
@@ -43,7 +50,7 @@ class WorkerSession:
 
     def open(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> SessionStream:
         """Starts an attempt. Raises `LinkBroken` if the session has no stream numbers left."""
-        number, stream = self._draw()
+        number, stream = self._draw(ATTEMPT)
         tokens = list(request.request.tokens)
         opened = pb.Open(
             request=request.request,
@@ -60,14 +67,14 @@ class WorkerSession:
 
     def reserve(self, request: decode_pb2.ReserveRequest, trace: TraceContext) -> SessionStream:
         """Asks for room; a `ReserveReply` comes. Raises `LinkBroken` if the session has no stream numbers left."""
-        number, stream = self._draw(lambda failure: decode_pb2.ReserveReply(refused=failure))
+        number, stream = self._draw(RESERVATION)
         opened = pb.OpenReserve(request=request, traceparent=trace.traceparent, http_request_id=trace.http_request_id)
         self._dialler.pump.post(pb.StreamMessage(stream=number, reserve=opened))
         return stream
 
     def prefill(self, request: prefill_pb2.PrefillRequest, trace: TraceContext) -> SessionStream:
         """Starts a prompt; `PrefillEvent`s come. Raises `LinkBroken` if the session has no stream numbers left."""
-        number, stream = self._draw(lambda failure: prefill_pb2.PrefillEvent(failed=failure))
+        number, stream = self._draw(PROMPT)
         opened = pb.OpenPrefill(request=request, traceparent=trace.traceparent, http_request_id=trace.http_request_id)
         del opened.request.request.tokens[:]
         self._post_with_prompt(pb.StreamMessage(stream=number, prefill=opened), request.request.tokens)
@@ -127,10 +134,8 @@ class WorkerSession:
         for stream in self._streams.close_all():
             stream.end(WorkerLost(f"the session with a worker has ended: {reason}"))
 
-    def _draw(
-        self, make_failure: Callable[[common_pb2.Failure], SessionEvent] | None = None
-    ) -> tuple[int, SessionStream]:
-        stream = SessionStream(lambda: self._abort(number), make_failure)
+    def _draw(self, kind: StreamKind) -> tuple[int, SessionStream]:
+        stream = SessionStream(lambda: self._abort(number), kind)
         number = self._streams.draw(stream, self._loop.time())
         return number, stream
 
@@ -142,7 +147,7 @@ class WorkerSession:
     def _put(self, number: int, event: SessionEvent, *, ends: bool = False) -> None:
         if (stream := self._find(number)) is not None:
             stream.put(event)
-            if ends:
+            if ends and stream.brings(event):  # else its reader ends it, here and at the worker
                 self._end(number, stream)
 
     def _find(self, number: int) -> SessionStream | None:

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from baton.domain.errors import WorkerLost
+from baton.domain.errors import LinkBroken, WorkerLost
 from baton.domain.request import OutputToken
 from baton.rpc.gen import common_pb2, decode_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
+from baton.services.router.dispatch.worker_errors import AttemptFailure
 from baton.services.router.generation import TokenChunk
 
 CHUNK = TokenChunk((OutputToken(1, 1),), 0)
@@ -49,6 +50,18 @@ async def test_a_lost_session_is_told_behind_what_came():
     for _ in range(2):
         with pytest.raises(WorkerLost, match="gone"):
             await stream.read()
+
+
+async def test_an_answer_of_another_kind_is_damage_behind_what_came():
+    stream = Rig().stream
+    stream.put(row(0))
+    stream.put(decode_pb2.ReserveReply())
+    stream.put(row(1))
+    assert await stream.read() == row(0)
+    with pytest.raises(AttemptFailure, match="ReserveReply in the stream of an attempt") as raised:
+        await stream.read()
+    assert isinstance(raised.value.error, LinkBroken)
+    assert await stream.read() == row(1)
 
 
 async def test_a_cancelled_stream_wakes_its_reader_and_tells_the_worker_once():
