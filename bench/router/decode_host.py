@@ -45,7 +45,7 @@ from baton.services.decode.outbox import DecodeOutbox
 from baton.services.decode.page_faults import PageFaults
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.decode.serving.attempts import AttemptServer, ServicerConfig
-from baton.services.decode.serving.sessions import serve_streams
+from baton.services.decode.serving.sessions import serve_attempts
 from baton.session.outbox import OutboxLimits
 from baton.session.prompts import split_prompt
 from baton.session.pump import SessionPump
@@ -53,6 +53,8 @@ from baton.session.session import ROUTER_KINDS, MessageSession, SessionLimits
 from baton.session.tags import ConnectionKeys
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
+from baton.worker.sessions.served_streams import ServedStreams
+from baton.worker.sessions.session_handlers import SessionHandlers
 from baton.worker.streams import AttemptStreams
 from bench.harness.signals import run_command
 from bench.router.token_budget import WorkTotal, counting, function_name
@@ -129,7 +131,7 @@ class DecodeHost:
         self.outbox = DecodeOutbox(self.streams, handoffs, cast(Any, None), RecentAttempts())
         self.loop = self._make_loop(max_rows)
         self._pump = self._open_session()
-        self.served = serve_streams(attempts, self._pump, MAX_MODEL_LEN)
+        self.served = ServedStreams(self._pump, SessionHandlers(generate=serve_attempts(attempts)), MAX_MODEL_LEN)
         self._running = asyncio.create_task(self._pump.run(self.connection))
 
     def open(self, number: int, num_tokens: int) -> None:

@@ -43,10 +43,9 @@ from baton.services.decode.serving.attempts import DecodeStreamEvent
 from baton.services.decode.serving.event_codec import encode_call_events, encode_session_events
 from baton.services.decode.serving.sessions import token_taker
 from baton.services.router.dispatch.sessions.worker_sessions import WorkerSessions
-from baton.session.listener import SessionListener
-from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
-from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
+from baton.worker.sessions.listener import listen_for_sessions
+from baton.worker.sessions.session_handlers import Answer, SessionHandlers, WriteTokens
 from baton.worker.streams import AttemptStreams, Take
 from bench.harness.probes import LoopbackProbe, process_cpu_s
 from bench.harness.rotations import (
@@ -126,9 +125,7 @@ def _worker_main(pipe: Connection, step_s: float) -> None:
 async def _serve_worker(pipe: Connection, step_s: float) -> None:
     """Serves until the other end of the pipe is closed."""
     incarnation, decode = new_incarnation(), SteppingDecode(step_s)
-    listener = SessionListener(
-        OPEN_CLUSTER, incarnation, SessionLimits(), lambda pump: ServedStreams(pump, decode.serve, 1024)
-    )
+    listener = listen_for_sessions(SessionHandlers(generate=decode.serve), OPEN_CLUSTER, incarnation, 1024)
 
     def register(server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(decode, server)

@@ -47,7 +47,7 @@ from baton.services.decode.rows.unsettled_pages import UnsettledRows
 from baton.services.decode.scheduler import DecodeScheduler
 from baton.services.decode.server import DecodeServicer
 from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
-from baton.services.decode.serving.sessions import listen_for_sessions
+from baton.services.decode.serving.sessions import serve_attempts
 from baton.services.decode.settings import DecodeSettings
 from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.model_source import model_name
@@ -69,7 +69,8 @@ from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
-from baton.worker.sessions.served_calls import ServedCalls
+from baton.worker.sessions.listener import listen_for_sessions
+from baton.worker.sessions.session_handlers import SessionHandlers
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 
@@ -139,10 +140,8 @@ class _Worker:
         )
         self._attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, self._servicer_config)
         self._servicer = DecodeServicer(self._mailbox, self._attempts, self._servicer_config)
-        calls = ServedCalls(self._servicer.abort, self._servicer.reserve)
-        self._sessions = listen_for_sessions(
-            self._attempts, self._trust, self._incarnation, engine.max_model_len, calls
-        )
+        handlers = SessionHandlers(self._servicer.abort, serve_attempts(self._attempts), self._servicer.reserve)
+        self._sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
         self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, transports, memory.kind)
         self._loop = self._make_loop()

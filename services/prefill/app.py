@@ -74,8 +74,8 @@ from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
-from baton.worker.sessions.listen import listen_for_calls
-from baton.worker.sessions.served_calls import ServedCalls
+from baton.worker.sessions.listener import listen_for_sessions
+from baton.worker.sessions.session_handlers import SessionHandlers
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 
@@ -139,9 +139,9 @@ class _Worker:
         self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
         self._address = ""
         self._servicer = self._make_servicer()
-        calls = ServedCalls(self._servicer.abort, prefill=self._servicer.prefill)
+        handlers = SessionHandlers(self._servicer.abort, prefill=self._servicer.prefill)
         # Once: sessions outlive a gRPC server that is started again.
-        self._sessions = listen_for_calls(calls, self._trust, self._incarnation, engine.max_model_len)
+        self._sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
 
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""

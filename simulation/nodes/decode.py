@@ -42,7 +42,7 @@ from baton.services.decode.rows.rules import RowRules
 from baton.services.decode.rows.send_back import SendBackReason
 from baton.services.decode.server import DecodeServicer
 from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
-from baton.services.decode.serving.sessions import listen_for_sessions
+from baton.services.decode.serving.sessions import serve_attempts
 from baton.transfer.base import PullEvent, region_of, window_region_of
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
@@ -54,7 +54,8 @@ from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
-from baton.worker.sessions.served_calls import ServedCalls
+from baton.worker.sessions.listener import listen_for_sessions
+from baton.worker.sessions.session_handlers import SessionHandlers
 from baton.worker.streams import AttemptStreams
 from simulation.announced_fits import AnnouncedFits
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
@@ -241,10 +242,8 @@ class SimDecode:
             handoffs = HandoffServicer(terms, self._mailbox, HandoffLog(), None)
             handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
-        calls = ServedCalls(servicer.abort, servicer.reserve)
-        self._sessions = listen_for_sessions(
-            attempts, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len, calls
-        )
+        handlers = SessionHandlers(servicer.abort, serve_attempts(attempts), servicer.reserve)
+        self._sessions = listen_for_sessions(handlers, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
         SimWire.listen(self._listener, self._sessions.serve)
 
     def _load(self) -> WorkerLoad:

@@ -45,8 +45,8 @@ from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
-from baton.worker.sessions.listen import listen_for_calls
-from baton.worker.sessions.served_calls import ServedCalls
+from baton.worker.sessions.listener import listen_for_sessions
+from baton.worker.sessions.session_handlers import SessionHandlers
 from baton.worker.streams import AttemptStreams
 from simulation.announced_fits import AnnouncedFits
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
@@ -258,8 +258,8 @@ class SimPrefill:
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
-        calls = ServedCalls(prefill.abort, prefill=prefill.prefill)
-        self._sessions = listen_for_calls(calls, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
+        handlers = SessionHandlers(prefill.abort, prefill=prefill.prefill)
+        self._sessions = listen_for_sessions(handlers, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
         SimWire.listen(self._listener, self._sessions.serve)
 
     def _load(self) -> WorkerLoad:

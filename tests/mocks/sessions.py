@@ -23,8 +23,8 @@ from baton.session.listener import SessionListener
 from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
 from baton.session.wires.wire import WireConnection
-from baton.worker.sessions.served_calls import ServedCalls
-from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
+from baton.worker.sessions.served_streams import ServedStreams
+from baton.worker.sessions.session_handlers import Answer, SessionHandlers, WriteTokens
 from tests.mocks.lies import Lie, lie_in
 
 CONNECTED_STATES = (SessionState.OPEN, SessionState.LEAVING)
@@ -125,8 +125,8 @@ class MockSessions:
         sent, check = SentMessages(pump), self._check_of(pump)
         self._sent.append(sent)
         lie_in(pump, self.lies)
-        calls = ServedCalls(self._abort, partial(self._reserve, check), partial(self._prefill, check, sent))
-        return ServedStreams(pump, serve, MAX_PROMPT_TOKENS, calls)
+        reserve, prefill = partial(self._reserve, check), partial(self._prefill, check, sent)
+        return ServedStreams(pump, SessionHandlers(self._abort, serve, reserve, prefill), MAX_PROMPT_TOKENS)
 
     async def all_sent(self) -> None:
         """Waits for all that was posted in every session."""

@@ -1,4 +1,4 @@
-"""The streams of one router's session at a worker: assembles prompts, serves attempts, posts what they emit.
+"""The streams of one router's session at a worker: assembles prompts, runs the handlers, posts what they give.
 
 One task serves a stream; plain tokens pass it by. What is posted in one pass of the loop leaves in one frame, so a step
 of the engine is one message. Nothing here waits for the network: what a router does not take joins in the outbox.
@@ -25,7 +25,7 @@ from baton.session.pump import SessionPump
 from baton.session.streams import StreamTable
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import SESSION_EVENTS_TOTAL
-from baton.worker.sessions.served_calls import NO_CALLS, ServedCalls
+from baton.worker.sessions.session_handlers import Answer, SessionHandlers
 
 MAX_STREAMS = 4096
 """Open streams of a session, beyond the rows of any worker."""
@@ -33,15 +33,6 @@ MAX_PROMPT_BYTES = 256 << 20
 """Prompts of a session's open streams."""
 
 log = get_logger(__name__)
-
-Answer = pb.StreamMessage | pb.TokenRow
-WriteTokens = Callable[[int, list[int]], None]
-"""Posts the next tokens of one stream, from an index on. Neither raises nor waits; keeps the list."""
-ServeAttempt = Callable[[decode_pb2.GenerateRequest, TraceContext, WriteTokens], AsyncGenerator[Answer, None]]
-"""Serves one attempt until it ends or is closed. Sets no stream number. Ends after a row with a finish or `Ended`.
-
-Tokens may be written instead of given, while the stream is served and all answers before them have been taken.
-"""
 
 
 @dataclass(slots=True)
@@ -60,13 +51,9 @@ class _ServedStream:
 class ServedStreams:
     """`SessionOwner` of a worker. Owned by one event loop."""
 
-    def __init__(
-        self, pump: SessionPump, serve: ServeAttempt | None, max_prompt_tokens: int, calls: ServedCalls = NO_CALLS
-    ) -> None:
-        """`serve` None: a worker without attempts of decode. `calls`: what it serves besides."""
+    def __init__(self, pump: SessionPump, handlers: SessionHandlers, max_prompt_tokens: int) -> None:
         self._pump = pump
-        self._serve = serve
-        self._calls = calls
+        self._handlers = handlers
         self._max_prompt_tokens = max_prompt_tokens
         self._streams: StreamTable[_ServedStream] = StreamTable()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +86,7 @@ class ServedStreams:
             case "prefill":
                 self._open_prefill(message.stream, message.prefill)
             case "abort_attempt":
-                self._calls.abort(message.abort_attempt)
+                self._handlers.abort(message.abort_attempt)
             case "prompt":
                 self._add_prompt(message.stream, message.prompt)
             case "abort":
@@ -115,20 +102,20 @@ class ServedStreams:
             prefill_incarnation=message.prefill_incarnation,
             deadline_s=message.deadline_s,
         )
-        if self._serve is None:
+        if self._handlers.generate is None:
             raise InvalidRequest("this worker decodes nothing")
         trace = read_trace_context(message.http_request_id, message.traceparent)
-        serve = partial(self._serve, request, trace, partial(self._pump.post_tokens, number))
+        serve = partial(self._handlers.generate, request, trace, partial(self._pump.post_tokens, number))
         self._accept(number, trace, serve, request.request.id, request.request)
 
     def _open_prefill(self, number: int, message: pb.OpenPrefill) -> None:
         request, trace = message.request, read_trace_context(message.http_request_id, message.traceparent)
-        serve = partial(self._calls.prompt_answers, request, trace)
+        serve = partial(self._handlers.prompt_answers, request, trace)
         self._accept(number, trace, serve, request.request.id, request.request)
 
     def _open_reserve(self, number: int, message: pb.OpenReserve) -> None:
         request, trace = message.request, read_trace_context(message.http_request_id, message.traceparent)
-        serve = partial(self._calls.reserve_answers, request, trace)
+        serve = partial(self._handlers.reserve_answers, request, trace)
         if (stream := self._accept(number, trace, serve, request.id)) is not None:
             self._start(number, stream)
 

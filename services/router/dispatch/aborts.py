@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import grpc
 
 from baton.domain.ids import AttemptId
-from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.domain.worker import WorkerRecord
 from baton.rpc.codec import encode_id
 from baton.rpc.gen.common_pb2 import AbortRequest
 from baton.rpc.request_metadata import request_metadata
+from baton.services.router.dispatch.sessions.session_or_call import send_abort
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.telemetry.logs import get_logger
 
@@ -31,10 +34,11 @@ class Aborts:
 
         It follows what was opened in the worker's session. Without a session, or when that has ended, it is a call.
         """
-        request, sessions = AbortRequest(id=encode_id(id), reason=reason), self._workers.worker_sessions
-        if sessions is not None and sessions.abort(worker, request):
+        request = AbortRequest(id=encode_id(id), reason=reason)
+        call = send_abort(self._workers, worker, request, ABORT_TIMEOUT_S, request_metadata(id))
+        if call is None:
             return
-        task = asyncio.create_task(self._send(id, worker, request), name=f"abort-{id}")
+        task = asyncio.create_task(self._wait_for(call, id, worker), name=f"abort-{id}")
         self._in_progress.add(task)
         task.add_done_callback(self._in_progress.discard)
 
@@ -42,11 +46,9 @@ class Aborts:
         """Waits for the aborts in flight, for at most `ABORT_TIMEOUT_S`."""
         await asyncio.gather(*self._in_progress, return_exceptions=True)
 
-    async def _send(self, id: AttemptId, worker: WorkerRecord, request: AbortRequest) -> None:
-        prefill = worker.role is WorkerRole.PREFILL
-        stub = self._workers.prefill_stub(worker) if prefill else self._workers.decode_stub(worker)
+    async def _wait_for(self, call: Coroutine[Any, Any, None], id: AttemptId, worker: WorkerRecord) -> None:
         try:
-            await stub.Abort(request, timeout=ABORT_TIMEOUT_S, metadata=request_metadata(id))
+            await call
         except grpc.aio.AioRpcError as error:
             log.info(
                 "abort_undelivered",

@@ -30,7 +30,6 @@ from baton.domain.worker import WorkerRole
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, decode_finish, decode_scores, decode_token, encode_request
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2, session_pb2
-from baton.rpc.request_metadata import Metadata
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.rpc.tokens.row_codec import decode_row
 from baton.rpc.tokens.token_check import verify_check
@@ -38,6 +37,7 @@ from baton.services.router.dispatch.aborts import Aborts
 from baton.services.router.dispatch.prefill.prefill_run import PrefillSpec, StartPrefill, suspect_lost
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.scores.collector import ScoreCollector
+from baton.services.router.dispatch.sessions.session_or_call import open_generate
 from baton.services.router.dispatch.sessions.session_stream import OnRow, SessionStream
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.services.router.dispatch.worker_errors import (
@@ -57,7 +57,6 @@ from baton.telemetry.metrics import INDEX_ERROR
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
-_GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
 _Read = decode_pb2.GenerateEvent | session_pb2.TokenRow | TokenChunk | None
 """An event of decode, by its call or in a session, or a row's chunk; None at the end of the stream."""
 
@@ -136,7 +135,9 @@ class Attempt:
                 prefill_incarnation=pair.prefill.incarnation,
                 deadline_s=timeout_s,
             )
-            self._generate = self._open_decode(generate, timeout_s + GRACE_S, self._tracked.metadata)
+            self._generate = open_generate(
+                self._workers, pair.decode, generate, timeout_s + GRACE_S, self._tracked.metadata
+            )
             watch = self._workers.watch(pair.decode.incarnation, self._on_decode_lost)
             self._undo = [self._generate.cancel, watch]
         if prefill is not None:
@@ -150,15 +151,6 @@ class Attempt:
             self._pair, self._request, reservation.keys, tracked.deadline, tracked.metadata,
             reservation.decode_prefix_len, tracked.sequence.files, tracked.known_prefixes(reservation),
         )  # fmt: skip
-
-    def _open_decode(
-        self, request: decode_pb2.GenerateRequest, timeout_s: float, metadata: Metadata
-    ) -> _GenerateCall | SessionStream:
-        sessions, worker = self._workers.worker_sessions, self._pair.decode
-        if sessions is not None and sessions.serves(worker):
-            return sessions.open(worker, request, metadata)
-        call: _GenerateCall = self._workers.decode_stub(worker).Generate(request, timeout=timeout_s, metadata=metadata)
-        return call
 
     async def next(self, take: TakeChunk | None = None) -> TokenChunk:
         """Returns the next tokens that `take` does not take, in a session. Raises what ends the attempt or request."""

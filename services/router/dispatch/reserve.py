@@ -33,7 +33,7 @@ from baton.services.router.dispatch.placement.pair import Pair
 from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery, needs_of
 from baton.services.router.dispatch.prefill.early_start import EarlyStartLimit, has_room_twice
 from baton.services.router.dispatch.prefill.prefill_run import PrefillRun, PrefillSpec, StartPrefill
-from baton.services.router.dispatch.sessions.opens import ask_for_room
+from baton.services.router.dispatch.sessions.session_or_call import send_reserve
 from baton.services.router.dispatch.worker_errors import (
     AttemptFailure,
     FaultSource,
@@ -282,7 +282,7 @@ class Reserver:
         try:
             self._start_if_room(search, pair, keys)
             self._early_starts.on_asked(pair.decode.incarnation, request.id, self._clock())
-            reply = await ask_for_room(
+            reply = await send_reserve(
                 self._workers, pair.decode, message, self._limits.reserve_timeout_s, search.metadata
             )
         except AttemptFailure as failure:

@@ -26,7 +26,7 @@ from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.placement.pair import Pair
 from baton.services.router.dispatch.prefill.coming import ComingPrompts
 from baton.services.router.dispatch.scores.collector import ScoreCollector
-from baton.services.router.dispatch.sessions.opens import PrefillEvents, open_prefill
+from baton.services.router.dispatch.sessions.session_or_call import PrefillEvents, open_prefill
 from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
     AttemptFailure,

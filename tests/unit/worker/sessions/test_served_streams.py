@@ -18,7 +18,8 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.session.prompts import split_prompt
 from baton.session.streams import UNLISTED_GRACE_S
 from baton.worker.sessions import served_streams
-from baton.worker.sessions.served_streams import Answer, ServedStreams, WriteTokens
+from baton.worker.sessions.served_streams import ServedStreams
+from baton.worker.sessions.session_handlers import Answer, SessionHandlers, WriteTokens
 
 TRACEPARENT = "00-00000000000000000000000000000001-0000000000000002-01"
 
@@ -34,7 +35,7 @@ class ServedRig:
     events: dict[str, asyncio.Queue[Answer | Exception]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.streams = ServedStreams(cast(Any, self), self.serve, max_prompt_tokens=1 << 15)
+        self.streams = ServedStreams(cast(Any, self), SessionHandlers(generate=self.serve), 1 << 15)
 
     def post(self, message: pb.StreamMessage) -> None:
         self.posted.append(message)

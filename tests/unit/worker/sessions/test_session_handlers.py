@@ -19,8 +19,8 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource, classify_reported
 from baton.session.prompts import split_prompt
 from baton.worker.sessions import served_streams
-from baton.worker.sessions.served_calls import NO_CALLS, ServedCalls
 from baton.worker.sessions.served_streams import ServedStreams
+from baton.worker.sessions.session_handlers import SessionHandlers
 
 ID = encode_id(AttemptId(RequestId("a"), 1))
 SEALED = prefill_pb2.PrefillEvent(sealed=prefill_pb2.Sealed(num_cached_tokens=3))
@@ -28,7 +28,7 @@ REPLY = decode_pb2.ReserveReply(reserved=decode_pb2.Reserved(reservation_id="r-1
 
 
 @dataclass
-class CallRig:
+class HandlerRig:
     """Streams of a worker without attempts. A reservation is answered, and a prompt sealed, once `go` is set."""
 
     posted: list[pb.StreamMessage] = field(default_factory=list)
@@ -38,10 +38,10 @@ class CallRig:
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.use(ServedCalls(self.asked.append, self.reserve, self.prefill))
+        self.use(SessionHandlers(self.asked.append, reserve=self.reserve, prefill=self.prefill))
 
-    def use(self, calls: ServedCalls) -> None:
-        self.streams = ServedStreams(cast(Any, self), None, 1 << 10, calls)
+    def use(self, handlers: SessionHandlers) -> None:
+        self.streams = ServedStreams(cast(Any, self), handlers, 1 << 10)
 
     def post(self, message: pb.StreamMessage) -> None:
         self.posted.append(message)
@@ -87,7 +87,7 @@ def prefill(number: int, *tokens: int) -> list[pb.StreamMessage]:
 
 
 async def test_a_reservation_starts_at_once_and_ends_with_its_reply():
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(reserve(4))
     assert (rig.asked, rig.traces[0].http_request_id) == ([reserve(4).reserve.request], "http-1")
     assert (rig.posted, len(rig.streams)) == ([], 1)
@@ -98,7 +98,7 @@ async def test_a_reservation_starts_at_once_and_ends_with_its_reply():
 
 
 async def test_a_prompt_starts_when_it_is_whole_and_ends_with_its_seal():
-    rig = CallRig()
+    rig = HandlerRig()
     opened, part = prefill(3, 7, 8)
     await rig.apply(opened)
     assert rig.asked == []
@@ -111,20 +111,20 @@ async def test_a_prompt_starts_when_it_is_whole_and_ends_with_its_seal():
 
 
 async def test_an_abort_of_a_stream_ends_what_serves_it():
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(reserve(1), *prefill(2, 7))
     await rig.apply(*(pb.StreamMessage(stream=number, abort=pb.Abort()) for number in (1, 2)))
     assert (sorted(rig.ended), rig.posted, len(rig.streams)) == (["prefill", "reserve"], [], 0)
 
 
 async def test_an_abort_of_a_stream_in_its_frame_starts_nothing():
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(reserve(1), *prefill(2, 7), *(pb.StreamMessage(stream=n, abort=pb.Abort()) for n in (1, 2)))
     assert (rig.asked, rig.posted, len(rig.streams)) == ([], [], 0)
 
 
 async def test_a_lost_session_ends_prompts_and_reservations():
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(reserve(1), *prefill(2, 7))
     rig.streams.on_ended("lost")
     await rig.apply()
@@ -132,7 +132,7 @@ async def test_a_lost_session_ends_prompts_and_reservations():
 
 
 async def test_an_abort_of_an_attempt_follows_what_was_opened():
-    rig = CallRig()
+    rig = HandlerRig()
     aborted = common_pb2.AbortRequest(id=ID, reason="cancelled")
     await rig.apply(reserve(1))
     await rig.apply(pb.StreamMessage(abort_attempt=aborted))
@@ -140,20 +140,20 @@ async def test_an_abort_of_an_attempt_follows_what_was_opened():
 
 
 async def test_a_malformed_abort_harms_no_stream():
-    rig = CallRig()
+    rig = HandlerRig()
 
     def refuse(request: common_pb2.AbortRequest) -> None:
         raise InvalidRequest("no id")
 
-    rig.use(ServedCalls(refuse, rig.reserve))
+    rig.use(SessionHandlers(refuse, reserve=rig.reserve))
     await rig.apply(reserve(1), pb.StreamMessage(abort_attempt=common_pb2.AbortRequest()))
     assert len(rig.streams) == 1
 
 
 async def test_what_a_worker_does_not_serve_is_refused_on_its_stream():
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(pb.StreamMessage(stream=1, open=pb.Open()))
-    rig.use(NO_CALLS)
+    rig.use(SessionHandlers())
     await rig.apply(reserve(1), *prefill(2, 7), pb.StreamMessage(abort_attempt=common_pb2.AbortRequest(id=ID)))
     ends = [(message.stream, message.ended.failure.code) for message in rig.posted]
     assert sorted(ends) == [(number, "invalid_request") for number in (0, 1, 1, 2)]
@@ -161,7 +161,7 @@ async def test_what_a_worker_does_not_serve_is_refused_on_its_stream():
 
 
 async def test_a_part_of_a_prompt_is_no_part_of_a_reservation():
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(reserve(1), pb.StreamMessage(stream=1, prompt=pb.PromptPart(tokens=bytes(4), last=True)))
     assert [(message.stream, message.ended.failure.code) for message in rig.posted] == [(1, "invalid_request")]
     assert len(rig.streams) == 0
@@ -171,8 +171,8 @@ async def test_a_bug_blames_the_worker_that_has_it():
     async def fail(request: object, trace: TraceContext) -> decode_pb2.ReserveReply:
         raise ZeroDivisionError
 
-    rig = CallRig()
-    rig.use(ServedCalls(rig.asked.append, fail))
+    rig = HandlerRig()
+    rig.use(SessionHandlers(rig.asked.append, reserve=fail))
     await rig.apply(reserve(1))
     [message] = rig.posted
     for role, source in ((WorkerRole.PREFILL, FaultSource.PREFILL), (WorkerRole.DECODE, FaultSource.DECODE)):
@@ -183,7 +183,7 @@ async def test_a_bug_blames_the_worker_that_has_it():
 
 async def test_whole_prompts_count_until_they_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(served_streams, "MAX_PROMPT_BYTES", 20)
-    rig = CallRig()
+    rig = HandlerRig()
     await rig.apply(*prefill(1, 5, 6, 7, 8))
     await rig.apply(*prefill(2, 5, 6))
     assert [(message.stream, message.ended.failure.code) for message in rig.posted] == [(2, "overloaded")]

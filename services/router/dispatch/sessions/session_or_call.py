@@ -1,4 +1,4 @@
-"""How a router asks its workers: in the session of a worker that takes opens there, else by a call.
+"""Decides how a router asks its workers: in the session of a worker that serves it there, else by a call.
 
 Both ways end alike. A session that breaks resumes; when it is lost, what was asked in it fails as a call that broke.
 """
@@ -6,14 +6,14 @@ Both ways end alike. A session that breaks resumes; when it is lost, what was as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Protocol, cast
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Protocol, cast
 
 import grpc
 
 from baton.domain.errors import WorkerLost
 from baton.domain.worker import WorkerRecord, WorkerRole
-from baton.rpc.gen import decode_pb2, prefill_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
 from baton.services.router.dispatch.worker_errors import (
@@ -26,8 +26,25 @@ from baton.services.router.dispatch.workers import WorkerSet
 
 DECODE = WorkerRole.DECODE
 
+GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
 
-async def ask_for_room(
+
+def open_generate(
+    workers: WorkerSet,
+    worker: WorkerRecord,
+    request: decode_pb2.GenerateRequest,
+    timeout_s: float,
+    metadata: Metadata,
+) -> GenerateCall | SessionStream:
+    """Starts an attempt on a decode worker. `timeout_s`: of a call; in a session the caller has the deadline."""
+    sessions = workers.worker_sessions
+    if sessions is not None and sessions.serves(worker):
+        return sessions.open(worker, request, metadata)
+    call: GenerateCall = workers.decode_stub(worker).Generate(request, timeout=timeout_s, metadata=metadata)
+    return call
+
+
+async def send_reserve(
     workers: WorkerSet, worker: WorkerRecord, request: decode_pb2.ReserveRequest, timeout_s: float, metadata: Metadata
 ) -> decode_pb2.ReserveReply:
     """The reply of a decode worker. Raises `AttemptFailure`, or the worker's error that ends the request."""
@@ -90,6 +107,27 @@ def open_prefill(
         return _EventsInSession(sessions.prefill(worker, request, metadata))
     call: PrefillEvents = workers.prefill_stub(worker).Prefill(request, timeout=timeout_s, metadata=metadata)
     return call
+
+
+def send_abort(
+    workers: WorkerSet, worker: WorkerRecord, request: common_pb2.AbortRequest, timeout_s: float, metadata: Metadata
+) -> Coroutine[Any, Any, None] | None:
+    """Sends an abort behind what was opened in the worker's session.
+
+    Where there is no session, or it has ended or leaves, returns the call, which the caller awaits.
+    """
+    sessions = workers.worker_sessions
+    if sessions is not None and sessions.abort(worker, request):
+        return None
+    return _call_abort(workers, worker, request, timeout_s, metadata)
+
+
+async def _call_abort(
+    workers: WorkerSet, worker: WorkerRecord, request: common_pb2.AbortRequest, timeout_s: float, metadata: Metadata
+) -> None:
+    prefill = worker.role is WorkerRole.PREFILL
+    stub = workers.prefill_stub(worker) if prefill else workers.decode_stub(worker)
+    await stub.Abort(request, timeout=timeout_s, metadata=metadata)
 
 
 class _EventsInSession:
