@@ -12,7 +12,7 @@ import pytest
 from baton.domain.errors import DeadlineExceeded, Overloaded
 from baton.domain.lifecycle import RequestState
 from baton.services.router.admission.admission_queue import AdmissionLimits
-from baton.services.router.dispatch.reserve import MAX_ASKING
+from baton.services.router.dispatch.reserve import MAX_ASKING, ReserveLimits
 from baton.services.router.edge.body_budget import BodyBudget
 from baton.services.router.routes import MAX_BODIES
 from baton.telemetry.metrics import REGISTRY
@@ -33,7 +33,11 @@ from tests.service.http.http_server import router, says
 
 pytestmark = pytest.mark.timeout(90)
 
-ROOMY = replace(LIMITS, admission=AdmissionLimits(max_running_requests=100))
+ROOMY = replace(
+    LIMITS,
+    admission=AdmissionLimits(max_running_requests=100),
+    reserve=ReserveLimits(reserve_timeout_s=30.0, worker_wait_s=30.0),  # on a busy machine no worker counts as lost
+)
 
 
 def gauge(name: str) -> float:
@@ -150,29 +154,39 @@ async def test_a_burst_stays_within_the_bounds_and_leaves_nothing():
 
 async def test_attempts_that_wait_for_pages_are_served_in_order():
     """Only the first entries of the queue try again, each after its own pause. None overtakes."""
-    num_refusals = 200
     script = (
-        ScriptedAction(Phase.RESERVE, Busy(0.01), times=num_refusals),
+        ScriptedAction(Phase.RESERVE, Busy(0.01), times=1_000_000),
         ScriptedAction(Phase.IMPORT, Hold(), times=99),
     )
     async with world(decode=[script], limits=ROOMY) as w:
         await w.cluster.change_budgets(w.decode, rows=100)
         await two_refreshes(w)
-        runs = []
-        for n in range(30):
-            runs.append(asyncio.create_task(w.generate(sequence(f"r{n}"))))
-            await w.decode.reached(Phase.RESERVE, times=min(n, 4) + 1)  # from now on there is a line
-        async with asyncio.timeout(20):
-            await w.decode.reached(Phase.RESERVE, times=100)
-        assert len({promise.id.request_id for promise in w.decode.reservations[60:100]}) <= MAX_ASKING
+        names = [f"r{number}" for number in range(30)]
+        runs = [asyncio.create_task(w.generate(sequence(names[0], deadline_s=60.0)))]
+        await until_in_queue(w, 1)  # any newcomer may ask before the first refusal is back
+        runs += [asyncio.create_task(w.generate(sequence(name, deadline_s=60.0))) for name in names[1:]]
+        await until_in_queue(w, len(names))
+        num_asked = len(w.decode.reservations)
+        await w.decode.reached(Phase.RESERVE, times=num_asked + 100)
+        assert asked(w) == names[:MAX_ASKING]
+        w.decode.script.pop(0)
+        await w.decode.reached(Phase.IMPORT, times=len(names))
+        assert asked(w) == names
         w.decode.release()
-        await asyncio.gather(*runs)
-        order = [int(request.id.request_id[1:]) for request in w.decode.requests]
-        assert sorted(order) == list(range(30))
-        had_asked = {promise.id.request_id for promise in w.decode.reservations[:num_refusals]}
-        behind = [number for number in order if f"r{number}" not in had_asked]
-        assert len(behind) >= 30 - MAX_ASKING - 4  # the first came before there was a line
-        assert max(abs(place - number) for place, number in enumerate(behind, min(behind))) <= MAX_ASKING
+        assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * len(names)
+
+
+def asked(w: World) -> list[str]:
+    """The requests that have asked decode for room, in the order of their first tries."""
+    return list(dict.fromkeys(message.id.request_id for message in w.decode.reservations))
+
+
+async def until_in_queue(w: World, num_waiting: int) -> None:
+    """Waits until so many attempts wait for room on any worker."""
+    queues = w.dispatcher._reserver._wait_queues
+    async with asyncio.timeout(20):
+        while sum(queue.num_waiting for queue in queues.values()) < num_waiting:
+            await w.workers.wait_for_change()
 
 
 def test_the_total_size_of_bodies_is_bounded_and_released():
