@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from baton.services.cli.doctor.host import cpu_name
 from baton.settings.process import limit_cores, limit_threads, usable_cores
 from bench.harness.model_shapes import SHAPES
 from bench.harness.rotations import Finding, Remark, ResultFile, command_remark, rotate, table_of
@@ -191,7 +192,7 @@ def _remarks(options: EngineOptions, engine: BenchEngine, read: ReadProbe, gemm:
     gemms = ", ".join(f"{dtype} {best.speed / 1e9:.1f} ({best.name})" for dtype, best in gemm.by_dtype.items())
     return [
         command_remark("bench.engine.steps"),
-        Remark("machine", f"{machine_name()}, core {options.core}, one compute thread"),
+        Remark("machine", f"{cpu_name() or platform.machine()}, core {options.core}, one compute thread"),
         Remark("model", f"{options.shape}, random weights, {report.num_parameters / 1e6:.0f} M, {config.dtype}"),
         Remark("decoder", f"stock: {report.stock_note}" if report.stock_note else "lean"),
         Remark("kernels", report.kernel_note),
@@ -199,15 +200,6 @@ def _remarks(options: EngineOptions, engine: BenchEngine, read: ReadProbe, gemm:
         Remark("reading, GB/s", f"{read.ceiling.name} is the probe; {ways}"),
         Remark("matrix products, GFLOP/s", f"{gemm.dtype} is the probe; {gemms}"),
     ]
-
-
-def machine_name() -> str:
-    """The processor's name from /proc/cpuinfo."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

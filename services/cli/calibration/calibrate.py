@@ -24,6 +24,7 @@ from baton import __version__
 from baton.model.kernels.build import BUILT_DIR
 from baton.services.cli.calibration.prediction import StepCalibration
 from baton.services.cli.calibration.step_probe import ProbePlan
+from baton.services.cli.doctor.host import cpu_name
 from baton.services.cli.processes import die_with_parent
 from baton.settings.base import ENV_PREFIX
 from baton.settings.process import child_environment, thread_variables
@@ -53,17 +54,17 @@ class TimedSteps:
     path: Path | None = None
 
 
-def calibrate(task: ProbePlan, model_directory: Path, cache: Path | None) -> tuple[TimedSteps, bool]:
+def calibrate(plan: ProbePlan, model_directory: Path, cache: Path | None) -> tuple[TimedSteps, bool]:
     """The step times, and whether they were measured now. `cache` None: nothing is kept.
 
     Failures are kept, too: a model whose steps are too slow to be timed would delay each start.
     """
-    path = None if cache is None else cache / f"{calibration_key(task, model_directory)}.json"
+    path = None if cache is None else cache / f"{calibration_key(plan, model_directory)}.json"
     if path is not None and (kept := read_kept(path)) is not None:
         return kept, False
     began, times, why = time.monotonic(), None, ""
     try:
-        times = _probe(task)
+        times = _probe(plan)
     except CalibrationFailed as failed:
         why = str(failed)
     found = TimedSteps(times, time.monotonic() - began, time.time(), why)
@@ -74,11 +75,11 @@ def calibrate(task: ProbePlan, model_directory: Path, cache: Path | None) -> tup
     return found, True
 
 
-def calibration_key(task: ProbePlan, model_directory: Path) -> str:
+def calibration_key(plan: ProbePlan, model_directory: Path) -> str:
     """Names all that step times depend on. Files of model and kernels count by name, size and time of change."""
-    machine = [platform.node(), platform.machine(), _cpu_name()]
+    machine = [platform.node(), platform.machine(), cpu_name()]
     files = [_stats(model_directory), _stats(BUILT_DIR)]
-    parts = [FORMAT, __version__, machine, asdict(task), str(model_directory), files]
+    parts = [FORMAT, __version__, machine, asdict(plan), str(model_directory), files]
     return hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=16).hexdigest()
 
 
@@ -111,7 +112,7 @@ def _times(values: Mapping[str, Any]) -> StepCalibration:
     return times
 
 
-def _probe(task: ProbePlan) -> StepCalibration:
+def _probe(plan: ProbePlan) -> StepCalibration:
     probe = [sys.executable, "-m", "baton.services.cli.calibration.step_probe"]
     command = [sys.executable, str(DIE_WITH_PARENT), str(os.getpid()), *probe]
     # Its flags name all that counts; variables of Baton's would add to them.
@@ -120,7 +121,7 @@ def _probe(task: ProbePlan) -> StepCalibration:
     try:
         ran = subprocess.run(
             command,
-            input=json.dumps(asdict(task)),
+            input=json.dumps(asdict(plan)),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -139,11 +140,3 @@ def _probe(task: ProbePlan) -> StepCalibration:
 def _stats(directory: Path) -> list[tuple[str, int, int]]:
     files = sorted(entry for entry in directory.iterdir() if entry.is_file()) if directory.is_dir() else []
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return ""

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
 from typing import TYPE_CHECKING, Any
 
 from baton.domain.arithmetic import ceil_div
@@ -32,7 +33,7 @@ from baton.services.decode.settings import DecodeSettings
 from baton.settings.process import end_process, limit_cores
 
 if TYPE_CHECKING:
-    from baton.engine.batch import Batch, Row
+    from baton.engine.batch import Row
     from baton.engine.build import Engine
 
 NUM_ROWS = 8
@@ -77,23 +78,21 @@ class StepTimer:
         """The first tokens of a prompt that goes on."""
         return self._row(num_tokens, 0)
 
-    def seconds(self, rows: list[Row], least_s: float, goes_on: Callable[[], bool] = lambda: False) -> float:
-        """Median time of a step. Takes `least_s` and `MIN_STEPS` steps at least, and steps on while `goes_on`."""
+    def step(self, rows: list[Row]) -> None:
+        """Runs one step of `rows`."""
         from baton.engine.batch import Batch
 
-        batch, found = Batch(tuple(rows)), list[float]()
-        self._runner.run(batch)
-        began = time.monotonic()
-        while len(found) < MIN_STEPS or time.monotonic() - began < least_s:
-            found.append(self._step_s(batch))
-        while goes_on():
-            self._runner.run(batch)
-        return statistics.median(found)
+        self._runner.run(Batch(tuple(rows)))
 
-    def _step_s(self, batch: Batch) -> float:
-        began = time.perf_counter()
-        self._runner.run(batch)
-        return time.perf_counter() - began
+    def seconds(self, rows: list[Row], least_s: float) -> float:
+        """Median time of a step. Takes `least_s` and `MIN_STEPS` steps at least, after one that is not timed."""
+        self.step(rows)
+        began, found = time.monotonic(), list[float]()
+        while len(found) < MIN_STEPS or time.monotonic() - began < least_s:
+            step_began = time.perf_counter()
+            self.step(rows)
+            found.append(time.perf_counter() - step_began)
+        return statistics.median(found)
 
     def _row(self, num_tokens: int, start: int) -> Row:
         from baton.engine.batch import Row, SampleSpec
@@ -109,25 +108,17 @@ def num_pages(page_size: int) -> int:
     return NUM_ROWS * ceil_div(CONTEXT_TOKENS, page_size) + ceil_div(SPLIT_CHUNK_TOKENS, page_size) * len(CHUNKS) + 1
 
 
-def measure(task: ProbePlan) -> StepCalibration:
+def measure(plan: ProbePlan) -> StepCalibration:
     """Forks the engines. Raises `RuntimeError` if one of them ends or all are late."""
     importlib.import_module("baton.engine.build")  # once, for all of them
     context, deadline = multiprocessing.get_context("fork"), time.monotonic() + DEADLINE_S
-    barrier, num_done = context.Barrier(2, timeout=DEADLINE_S), context.Value("i", 0)
-
-    def beside() -> bool:
-        """True while the other engine is still timed."""
-        return bool(num_done.value < 2)
+    start, num_timed = context.Barrier(2, timeout=DEADLINE_S), context.Value("i", 0)
 
     def split_rows(timer: StepTimer) -> float:
-        rows = timer.rows()
-        barrier.wait()
-        return _timed(timer, rows, num_done, beside)
+        return _seconds_beside(timer, timer.rows(), start, num_timed)
 
     def split_chunks(timer: StepTimer) -> float:
-        rows = [timer.chunk(SPLIT_CHUNK_TOKENS)]
-        barrier.wait()
-        return _timed(timer, rows, num_done, beside)
+        return _seconds_beside(timer, [timer.chunk(SPLIT_CHUNK_TOKENS)], start, num_timed)
 
     def mixed(timer: StepTimer) -> list[float]:
         rows = timer.rows()
@@ -136,27 +127,23 @@ def measure(task: ProbePlan) -> StepCalibration:
     row_s, chunk_s = _run(
         context,
         deadline,
-        (task.decode_cores, task.threads, task.flags, split_rows),
-        (task.prefill_cores, task.threads, task.flags, split_chunks),
+        (plan.decode_cores, plan.threads, plan.flags, split_rows),
+        (plan.prefill_cores, plan.threads, plan.flags, split_chunks),
     )
-    [[alone_s, *mixed_s]] = _run(context, deadline, (task.all_cores, task.all_threads, task.flags, mixed))
+    [[alone_s, *mixed_s]] = _run(context, deadline, (plan.all_cores, plan.all_threads, plan.flags, mixed))
     rate = SPLIT_CHUNK_TOKENS / chunk_s
     return StepCalibration(NUM_ROWS, alone_s, dict(zip(CHUNKS, mixed_s, strict=True)), row_s, rate)
 
 
-def _timed(timer: StepTimer, rows: list[Row], num_done: Synchronized[int], beside: Callable[[], bool]) -> float:
-    """Steps on until both engines are timed, so that each is timed beside the other."""
-    noted = False
-
-    def goes_on() -> bool:
-        nonlocal noted
-        if not noted:
-            with num_done.get_lock():
-                num_done.value += 1
-            noted = True
-        return beside()
-
-    return timer.seconds(rows, PHASE_S, goes_on)
+def _seconds_beside(timer: StepTimer, rows: list[Row], start: Barrier, num_timed: Synchronized[int]) -> float:
+    """Median time of a step beside another engine. Both start together, and each steps on until both are timed."""
+    start.wait()
+    seconds = timer.seconds(rows, PHASE_S)
+    with num_timed.get_lock():
+        num_timed.value += 1
+    while num_timed.value < 2:
+        timer.step(rows)
+    return seconds
 
 
 _EngineRun = tuple[tuple[int, ...], int, dict[str, Any], Callable[[StepTimer], Any]]
@@ -230,7 +217,7 @@ def _timer(flags: dict[str, Any], threads: int) -> StepTimer:
 
 
 def main() -> None:
-    """Reads the task, prints the times, and ends."""
+    """Reads the plan, prints the times, and ends."""
     try:
         times = measure(ProbePlan(**json.load(sys.stdin)))
     except RuntimeError as error:

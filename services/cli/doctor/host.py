@@ -80,6 +80,12 @@ def check_cpu(root: Path, machine: str | None = None) -> DoctorResult:
     return ok("cpu", f"{kind} with {' '.join(shown)}")
 
 
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor's name, such as "AMD EPYC 9R14"; empty where the kernel does not tell."""
+    found = re.search(r"^model name\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    return "" if found is None else found[1].strip()
+
+
 def available_bytes(root: Path) -> int | None:
     """Memory that new processes can have; None if the kernel does not tell."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)

@@ -28,15 +28,15 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture
 def probes(monkeypatch) -> list[ProbePlan]:
-    """Tasks that were measured; each gives `TIMES`."""
-    tasks: list[ProbePlan] = []
+    """Plans that were measured; each gives `TIMES`."""
+    plans: list[ProbePlan] = []
 
     def run(*args, **options):
-        tasks.append(ProbePlan(**json.loads(options["input"])))
+        plans.append(ProbePlan(**json.loads(options["input"])))
         return subprocess.CompletedProcess(args, 0, json.dumps(asdict(TIMES)), "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    return tasks
+    return plans
 
 
 def test_times_are_measured_once(model, tmp_path, probes):
@@ -55,7 +55,7 @@ def test_whatever_step_times_depend_on_is_in_the_key(model, monkeypatch):
         keys.append(calibration_key(replace(TASK, **change), model))
     monkeypatch.setattr(module, "__version__", "another")
     keys.append(calibration_key(TASK, model))
-    monkeypatch.setattr(module, "_cpu_name", lambda: "another")
+    monkeypatch.setattr(module, "cpu_name", lambda: "another")
     keys.append(calibration_key(TASK, model))
     os.utime(model / "config.json", ns=(1, 1))
     keys.append(calibration_key(TASK, model))

@@ -20,13 +20,13 @@ SPLIT = replace(COLOCATED, split_row_s=0.05, split_prompt_rate=10_000.0)
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Answers of a calibration that is not run, and the tasks it was given."""
+    """Answers of a calibration that is not run, and the plans it was given."""
 
-    found = SimpleNamespace(times=COLOCATED, why="", path=None, tasks=[])
+    found = SimpleNamespace(times=COLOCATED, why="", path=None, plans=[])
 
-    def calibrate(task, directory, cache):
-        found.tasks.append(task)
-        return TimedSteps(found.times, 2.5, 0.0, found.why, found.path), len(found.tasks) == 1
+    def calibrate(plan, directory, cache):
+        found.plans.append(plan)
+        return TimedSteps(found.times, 2.5, 0.0, found.why, found.path), len(found.plans) == 1
 
     monkeypatch.setattr(module, "calibrate", calibrate)
     return found
@@ -62,14 +62,14 @@ def test_the_probe_has_the_workers_cores_and_flags(measured):
     choose_deployment(parsed("--threads=2"), range(4))
     choose_deployment(parsed(), range(4))
     choose_deployment(parsed(), [3])
-    task, more_threads, more_cores, one_core = measured.tasks
+    plan, more_threads, more_cores, one_core = measured.plans
     assert (more_threads.prefill_cores, more_threads.decode_cores) == ((0, 1), (2, 3))
     assert (more_threads.all_cores, more_threads.all_threads) == ((0, 1), 2)
     assert (more_cores.all_cores, more_cores.all_threads) == ((0, 1, 2), 3), "one is left to the router"
     assert (one_core.prefill_cores, one_core.all_cores, one_core.all_threads) == ((3,), (3,), 1)
-    assert (task.prefill_cores, task.decode_cores, task.threads) == ((0,), (1,), 1)
-    assert (task.all_cores, task.all_threads) == ((0, 1), 2)
-    assert task.flags == {"model": str(MODEL_DIR), "page_size": 8, "kv_dtype": "int8", "dtype": "auto"}
+    assert (plan.prefill_cores, plan.decode_cores, plan.threads) == ((0,), (1,), 1)
+    assert (plan.all_cores, plan.all_threads) == ((0, 1), 2)
+    assert plan.flags == {"model": str(MODEL_DIR), "page_size": 8, "kv_dtype": "int8", "dtype": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_the_probe_has_the_workers_cores_and_flags(measured):
 def test_named_workers_and_large_machines_are_not_measured(measured, flags, cores):
     settings = parsed(*flags)
     chosen = choose_deployment(settings, cores)
-    assert (chosen.settings, chosen.note, measured.tasks) == (settings, "", [])
+    assert (chosen.settings, chosen.note, measured.plans) == (settings, "", [])
 
 
 @pytest.mark.parametrize("model", ["bundled", "bundled-vision"])
 def test_the_bundled_models_show_a_split_deployment(measured, model):
     assert choose_deployment(UpSettings(model=model), CORES).settings.prefill == 1
-    assert measured.tasks == []
+    assert measured.plans == []
 
 
 def test_variables_name_workers_too(measured, monkeypatch):
     monkeypatch.setenv("BATON_PREFILL", "1")
     choose_deployment(parsed(), CORES)
-    assert measured.tasks == []
+    assert measured.plans == []
 
 
 def test_what_cannot_be_measured_is_split_and_said(measured, monkeypatch, tmp_path):
@@ -120,13 +120,13 @@ def test_what_cannot_be_measured_is_split_and_said(measured, monkeypatch, tmp_pa
 )
 def test_what_step_times_do_not_know_is_split_and_said(measured, flag, why):
     assert choose_deployment(parsed(flag), CORES).note == f"deployment: split; not measured: {why}"
-    assert measured.tasks == []
+    assert measured.plans == []
 
 
 def test_engines_that_do_not_fit_are_not_started(measured, monkeypatch):
     monkeypatch.setattr(module, "available_bytes", lambda root: 2**20)
     assert "do not fit in 0.0 GiB" in choose_deployment(parsed(), CORES).note
-    assert measured.tasks == []
+    assert measured.plans == []
 
 
 def test_a_model_that_shows_images_keeps_its_prefill_workers(measured, tmp_path):
@@ -134,7 +134,7 @@ def test_a_model_that_shows_images_keeps_its_prefill_workers(measured, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     chosen = choose_deployment(UpSettings(model=str(tmp_path)), CORES)
-    assert (chosen.settings.prefill, measured.tasks) == (1, [])
+    assert (chosen.settings.prefill, measured.plans) == (1, [])
     assert "encode the images" in chosen.note
 
 
@@ -145,7 +145,7 @@ def test_a_colocated_deployment_can_be_asked_for(measured):
     assert workers(chosen.settings) == (0, 1, 64, 2)
     chosen = choose_deployment(UpSettings(deployment="colocated", decode=2), CORES)
     assert workers(chosen.settings) == (0, 2, 64, 1)
-    assert measured.tasks == []
+    assert measured.plans == []
 
 
 def test_a_colocated_deployment_has_no_prefill_workers(capsys):

@@ -17,14 +17,14 @@ from baton.services.cli.calibration.step_probe import CHUNKS, NUM_ROWS, ProbePla
 pytestmark = pytest.mark.slow
 
 
-def task(model: str) -> ProbePlan:
+def plan(model: str) -> ProbePlan:
     core = min(os.sched_getaffinity(0))
     flags = {"model": model, "page_size": 8, "dtype": "float32"}
     return ProbePlan(flags, (core,), (core,), 1, (core,), 1)
 
 
 def test_a_models_steps_are_timed_and_lead_to_a_choice():
-    found, is_new = calibrate(task("bundled"), MODEL_DIR, None)
+    found, is_new = calibrate(plan("bundled"), MODEL_DIR, None)
     assert is_new
     assert found.times is not None, found.why
     assert found.times.num_rows == NUM_ROWS
@@ -35,7 +35,7 @@ def test_a_models_steps_are_timed_and_lead_to_a_choice():
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
-    found, _ = calibrate(task(str(tmp_path)), tmp_path, None)
+    found, _ = calibrate(plan(str(tmp_path)), tmp_path, None)
     assert found.times is None
     assert "config.json" in found.why
 

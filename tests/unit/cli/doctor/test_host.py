@@ -13,6 +13,7 @@ from baton.services.cli.doctor.host import (
     check_memory,
     check_packages,
     check_python,
+    cpu_name,
 )
 from baton.services.cli.doctor.results import CheckStatus, DoctorResult, as_json
 
@@ -55,6 +56,14 @@ def test_a_cpu_without_avx2_is_slow(tmp_path, flags, status):
     assert result.status is status
     assert ("avx512_bf16" in result.found) is (flags is not None and "bf16" in flags)
     assert check_cpu(tmp_path, "aarch64").status is OK
+
+
+def test_a_cpu_has_a_name_where_the_kernel_tells_it(tmp_path):
+    assert cpu_name(tmp_path) == ""
+    machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t: A CPU @ 2: fast \nmodel name\t: another\n"})
+    assert cpu_name(tmp_path) == "A CPU @ 2: fast"
+    machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t:\nflags\t: fpu\n"})
+    assert cpu_name(tmp_path) == ""
 
 
 @pytest.mark.parametrize(("kib", "status"), [(500_000, FAIL), (8_000_000, OK)])
