@@ -173,7 +173,7 @@ class ImportTable:
             kv_import.table.reserve_windows(*step_tokens)  # no longer those of a chunk
             kv_import.first_chunk_at = now
         end = first_page + len(pages)
-        if first_page > kv_import.num_published or end > self._num_prompt_pages(kv_import):
+        if first_page > kv_import.num_published or end > kv_import.num_prompt_pages(self.limits.page_size):
             raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
         if digests is not None and len(digests) != len(pages):
             raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
@@ -200,7 +200,7 @@ class ImportTable:
         kv_import = self._imports.get(id)
         if kv_import is None:
             return
-        num_pages = self._num_prompt_pages(kv_import)
+        num_pages = kv_import.num_prompt_pages(self.limits.page_size)
         if kv_import.num_published != num_pages:
             raise LinkBroken(f"{id}: sealed with {kv_import.num_published} of {num_pages} pages published")
         kv_import.seal, kv_import.sealed_at = seal, now
@@ -246,8 +246,8 @@ class ImportTable:
 
     def is_proven(self, id: AttemptId) -> bool:
         """True if every page of a ready import is proven by a digest or a lease."""
-        kv_import = self._imports[id]
-        return self._num_proven_tokens(kv_import) == kv_import.num_tokens
+        kv_import, size = self._imports[id], self.limits.page_size
+        return kv_import.num_usable(size, self._cache.pool.digests) == kv_import.num_prompt_pages(size)
 
     def unfinished(self, source: WorkerId) -> list[AttemptId]:
         """Imports from `source` that are not ready."""
@@ -280,7 +280,9 @@ class ImportTable:
         kv_import.queued_pulls.clear()
         kv_import.advance(ImportEvent.ABORT)
         if kv_import.request is not None:
-            kv_import.table.cache_full_pages(kv_import.request.tokens, self._num_proven_tokens(kv_import))
+            size = self.limits.page_size
+            num_usable = kv_import.num_usable(size, self._cache.pool.digests)
+            kv_import.table.cache_full_pages(kv_import.request.tokens, num_usable * size)
         kv_import.table.change_hold(Hold.DRAINING)
         self._draining.append(kv_import)
         self._release_if_drained(kv_import)
@@ -318,9 +320,6 @@ class ImportTable:
         if self._cache.pool.num_owned(Owner.RETIRED):  # since the reservation, perhaps
             raise IntegrityFailure(f"{kv_import.id}: pages that it had reserved retired", PageVerdict.PULLER)
         raise Broken(f"{kv_import.id}: reserved pages were not there")
-
-    def _num_prompt_pages(self, kv_import: KvImport) -> int:
-        return ceil_div(kv_import.num_tokens, self.limits.page_size)
 
     def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
         started: list[Pull] = []
@@ -366,20 +365,10 @@ class ImportTable:
             return
         digests = pull.digests if pull.num_parts is None else event.found
         num_full = kv_import.num_tokens // self.limits.page_size
-        partial = kv_import.table.pages[num_full : self._num_prompt_pages(kv_import)]
+        partial = kv_import.table.pages[num_full : kv_import.num_prompt_pages(self.limits.page_size)]
         for i, (page, digest) in enumerate(zip(pull.local_pages, digests, strict=True)):
             if i not in corrupt and page not in partial:
                 self._cache.pool.digests.set(page, digest)
-
-    def _num_proven_tokens(self, kv_import: KvImport) -> int:
-        num_tokens = 0
-        for i, page in enumerate(kv_import.table.pages):
-            if i * self.limits.page_size >= kv_import.prefix_len and not kv_import.proof.covers(page):
-                break
-            if self._cache.pool.digests.is_condemned(page):
-                break
-            num_tokens += self.limits.page_size
-        return min(num_tokens, kv_import.num_tokens)
 
     def _release_if_drained(self, kv_import: KvImport) -> None:
         if kv_import.in_flight:

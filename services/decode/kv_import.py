@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import LinkBroken
 from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspect, advance_import
 from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
@@ -18,6 +19,7 @@ from baton.engine.drafts.base import emitted_tokens
 from baton.engine.transition_log import log_transition
 from baton.kv.geometry import PageWindow
 from baton.kv.growth import RowGrowth
+from baton.kv.page_digests import PageDigests
 from baton.kv.page_table import PageTable
 from baton.kv.page_tags import TAG_BYTES, PageTag, page_identities
 from baton.transfer.base import Pull
@@ -199,6 +201,19 @@ class KvImport:
         num_own_pages = self.table.num_own_pages + self.num_reserved
         num_output = 1 if self.request is None else self.request.num_emitted + 1
         return RowGrowth(self.num_tokens + 1, num_output, max(0, self.max_new_tokens - 1), num_pages, num_own_pages)
+
+    def num_prompt_pages(self, page_size: int) -> int:
+        """Pages of the prompt. The table may have one more, for the first output token."""
+        return ceil_div(self.num_tokens, page_size)
+
+    def num_usable(self, page_size: int, digests: PageDigests) -> int:
+        """Leading pages of the prompt that may be read: cached here before, or proven, and none condemned since."""
+        for i, page in enumerate(self.table.pages[: self.num_prompt_pages(page_size)]):
+            if i * page_size >= self.prefix_len and not self.proof.covers(page):
+                return i
+            if digests.is_condemned(page):
+                return i
+        return min(len(self.table.pages), self.num_prompt_pages(page_size))
 
     def make_pull(
         self,

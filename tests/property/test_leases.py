@@ -15,7 +15,6 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.services.decode.effects import DecodeEffect
 from baton.services.decode.import_policy import ImportPolicy
 from baton.services.decode.import_table import ImportTable
-from baton.services.decode.kv_import import KvImport
 from tests.property.machines.lease_scenarios import Event, run_scenario, scenarios
 from tests.property.machines.split_pair import LEASE_S, Renewal, SplitPair
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
@@ -54,9 +53,10 @@ class TakesLateReads(ImportTable):
 class KeepsWhatIsNotProven(ImportTable):
     """Caches every page that was read."""
 
-    def _num_proven_tokens(self, kv_import: KvImport) -> int:
-        kv_import.proof.extend_lease(math.inf)
-        return super()._num_proven_tokens(kv_import)
+    def abort(self, id: AttemptId) -> WorkerId | None:
+        if (kv_import := self._imports.get(id)) is not None:
+            kv_import.proof.extend_lease(math.inf)
+        return super().abort(id)
 
 
 class BreaksItsLeases(ExportTable):

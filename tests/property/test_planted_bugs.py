@@ -63,7 +63,7 @@ class CommitsUnannouncedPages(ImportTable):
     def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
         kv_import = self._imports.get(id)
         if kv_import is not None:
-            kv_import.num_published = self._num_prompt_pages(kv_import)
+            kv_import.num_published = kv_import.num_prompt_pages(self.limits.page_size)
         super().on_seal(id, seal, now)
 
 

@@ -293,6 +293,26 @@ def test_a_lease_that_covers_every_read_proves_an_import(lease_ends_at: float):
     assert driver.imports.is_proven(ID) == (lease_ends_at > 2.0)
 
 
+@pytest.mark.parametrize(("condemned", "num_usable"), [(None, 4), (3, 3), (1, 1), (0, 0), (4, 4)])
+def test_pages_are_usable_up_to_the_first_condemned_one(condemned: int | None, num_usable: int):
+    """Page 4 is the first output token's, and no page of the prompt."""
+    driver = ImportDriver()
+    reserved = driver.imports.reserve(ID, 8, KEYS, 0, now=0.0, deadline_s=5.0)
+    assert isinstance(reserved, Reserved)
+    request = engine_request("r", [*REQUEST.tokens, 1])
+    assert driver.imports.claim(reserved.id, request, SOURCE, deadline=9.0)
+    kv_import, digests = driver.imports._imports[ID], driver.cache.pool.digests
+    assert kv_import.num_usable(PAGE_SIZE, digests) == 0, "none has come"
+    driver.import_pages(0, 2)
+    assert kv_import.num_usable(PAGE_SIZE, digests) == 2
+    driver.import_pages(2, 4)
+    assert len(kv_import.table.pages) == 5
+    if condemned is not None:
+        digests.condemn(kv_import.table.pages[condemned])
+    assert kv_import.num_usable(PAGE_SIZE, digests) == num_usable
+    assert driver.imports.is_proven(ID) == (num_usable == 4)
+
+
 def test_an_import_is_unfinished_until_every_page_was_read():
     driver = ImportDriver(max_window_pages=4)
     driver.claim()
