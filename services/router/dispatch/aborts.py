@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import grpc
 
@@ -46,9 +45,9 @@ class Aborts:
         """Waits for the aborts in flight, for at most `ABORT_TIMEOUT_S`."""
         await asyncio.gather(*self._in_progress, return_exceptions=True)
 
-    async def _wait_for(self, call: Coroutine[Any, Any, None], id: AttemptId, worker: WorkerRecord) -> None:
+    async def _wait_for(self, call: Callable[[], Awaitable[None]], id: AttemptId, worker: WorkerRecord) -> None:
         try:
-            await call
+            await call()
         except grpc.aio.AioRpcError as error:
             log.info(
                 "abort_undelivered",

@@ -6,8 +6,9 @@ Both ways end alike. A session that breaks resumes; when it is lost, what was as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Protocol, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Protocol, cast
 
 import grpc
 
@@ -111,15 +112,15 @@ def open_prefill(
 
 def send_abort(
     workers: WorkerSet, worker: WorkerRecord, request: common_pb2.AbortRequest, timeout_s: float, metadata: Metadata
-) -> Coroutine[Any, Any, None] | None:
-    """Sends an abort behind what was opened in the worker's session.
+) -> Callable[[], Awaitable[None]] | None:
+    """Sends an abort behind what was opened in the worker's session, and returns None.
 
-    Where there is no session, or it has ended or leaves, returns the call, which the caller awaits.
+    Where there is no session, or it has ended or leaves, returns the call, which the caller makes and awaits.
     """
     sessions = workers.worker_sessions
     if sessions is not None and sessions.abort(worker, request):
         return None
-    return _call_abort(workers, worker, request, timeout_s, metadata)
+    return partial(_call_abort, workers, worker, request, timeout_s, metadata)
 
 
 async def _call_abort(
