@@ -27,6 +27,6 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
 
 @pytest.fixture(params=[False, True], ids=["call", "session"])
 def both_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Runs a test twice: decode's tokens come in calls, and in sessions (True)."""
+    """Runs a test twice: attempts, reservations, prompts and aborts go in calls, and in sessions (True)."""
     monkeypatch.setattr(dispatch_world, "uses_sessions", request.param)
     return bool(request.param)

@@ -44,7 +44,7 @@ from tests.mock_workers import (
 from tests.mocks.sessions import LIMITS as LIMITS_OF_SESSIONS
 
 uses_sessions = True
-"""True: decode's tokens come in sessions, as by default. Set by the fixture `both_streams`."""
+"""True: all that workers are asked goes in sessions, as by default. Set by the fixture `both_streams`."""
 
 PROMPT = tuple(range(1, 11))
 CONTEXT = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)

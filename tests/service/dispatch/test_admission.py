@@ -33,7 +33,7 @@ from tests.service.dispatch.dispatch_world import (
     world,
 )
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("both_streams")]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from tests.service.dispatch.dispatch_world import (
     world,
 )
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("both_streams")]
 
 SHORT_BREAKERS = replace(WORKER_LIMITS, link_breaker=LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=20.0))
 NEVER_PROBED = replace(WORKER_LIMITS, link_breaker=LinkBreakerLimits(first_open_s=60.0, max_open_s=60.0))

@@ -16,7 +16,7 @@ from baton.telemetry.request_trace import Stage
 from tests.mock_workers import Busy, Crash, Fail, Hold, MockDecode, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("both_streams")]
 
 
 class SelfishDecode(MockDecode):

@@ -21,6 +21,8 @@ from tests.service.dispatch.dispatch_world import (
     world,
 )
 
+pytestmark = pytest.mark.usefixtures("both_streams")
+
 ASKED = sequence(prompt_logprobs=2)
 
 

@@ -17,6 +17,8 @@ from tests.mock_workers import Fail, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import LIMITS, scripted, sequence, tokens
 from tests.service.dispatch.media.vision_world import BLUE, PROCESSOR, RED, announce, image, seen, vision
 
+pytestmark = pytest.mark.usefixtures("both_streams")
+
 
 def uploads() -> float:
     return REGISTRY.get_sample_value("baton_media_uploads_total", {"outcome": "held"}) or 0.0

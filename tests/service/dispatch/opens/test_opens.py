@@ -67,6 +67,7 @@ async def test_a_reset_within_a_prompt_is_a_pause_and_no_attempt():
         assert "retry" not in w.timings.entries
 
 
+@pytest.mark.usefixtures("both_streams")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_whose_session_is_lost_is_replaced(role: str):
     held = [HOLDS_SEAL, ()] if role == "prefill" else [HOLDS_RESERVE, ()]
@@ -83,6 +84,7 @@ async def test_a_worker_whose_session_is_lost_is_replaced(role: str):
             assert w.workers.suspicions.holds(first.incarnation, w.workers._now())
 
 
+@pytest.mark.usefixtures("both_streams")
 async def test_a_reservation_without_a_reply_is_aborted_in_time():
     limits = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=0.3, worker_wait_s=0.3))
     async with world(decode=[HOLDS_RESERVE, ()], limits=limits) as w:
