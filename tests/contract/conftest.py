@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from baton.domain.trust import OPEN_CLUSTER
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
@@ -19,6 +19,7 @@ from baton.store.redis.keys import RedisKeys
 from baton.store.store import StateStore
 from simulation.nodes.lua_store import LuaStore
 from tests.contract.stores import RARE, TRUST, OpenStore
+from tests.contract.strangers.stage import Stage
 from tests.redis_server import running_redis
 
 
@@ -58,3 +59,19 @@ async def redis_store(server: LocalRedis) -> AsyncIterator[tuple[StateStore, Red
     yield store, RedisKeys(prefix), outside
     await outside.aclose()
     await store.close()
+
+
+@pytest.fixture
+async def stage(server: LocalRedis, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    options = replace(RARE, prefix=f"test:{request.node.name}:")
+    stores: list[StateStore] = []
+
+    async def open_as(trust: ClusterTrust) -> StateStore:
+        stores.append(await connect(server.url, options, trust))
+        return stores[-1]
+
+    redis = Redis.from_url(server.url)
+    yield Stage(await open_as(TRUST), redis, RedisKeys(options.prefix), open_as)
+    await redis.aclose()
+    for store in stores:
+        await store.close()

@@ -7,85 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
 from baton.domain.ids import AttemptId, OwnerId, RequestId, WorkerId
-from baton.domain.lifecycle import RequestEvent, RequestState
-from baton.domain.request import FinishReason, OutputToken
+from baton.domain.lifecycle import RequestEvent
+from baton.domain.request import FinishReason
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.services.cli.processes.local_redis import LocalRedis
-from baton.store.connect import connect
 from baton.store.ownership import OwnerLease
-from baton.store.redis.keys import RedisKeys
-from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, StateStore
+from baton.store.store import CallRecord, CallStatus, JournalPart
 from baton.telemetry.metrics import REGISTRY
-from tests.contract.stores import RARE, TRUST, WORKER, journal_entry
+from tests.contract.stores import RARE, TRUST, WORKER
+from tests.contract.strangers.stage import OURS, PROMPT, THEIRS, Stage, call, entry, sequence
 
-OURS, THEIRS = OwnerId("router-0/a1"), OwnerId("router-1/b2")
-PROMPT = b'{"prompt": "the diary of a client"}'
 EMPTY = JournalPart((), 0, None, "")
-
-
-def call(id: str = "c", tenant: str = "acme", body: bytes = PROMPT, created_s: int | None = None) -> CallRecord:
-    created_s = int(time.time()) if created_s is None else created_s
-    sequence_ids = (RequestId(f"{id}-0"),)
-    return CallRecord(
-        RequestId(id), OURS, 1, CallStatus.OPEN, "/v1/completions", body, tenant, created_s, 7, sequence_ids
-    )
-
-
-def sequence(id: str = "c-0", fingerprint: str = "print-a") -> SequenceRecord:
-    return SequenceRecord(RequestId(id), 1, RequestState.RECEIVED, "router-0", "tiny", 7, fingerprint=fingerprint)
-
-
-def entry(first: int, end: int, id: str = "c-0", **end_of_it: Any) -> JournalEntry:
-    tokens = [OutputToken(index, 1000 + index) for index in range(first, end)]
-    return journal_entry(AttemptId(RequestId(id), 1), tokens, **end_of_it)
 
 
 def num_unsealed(reason: str) -> float:
     return REGISTRY.get_sample_value("baton_store_unsealed_total", {"reason": reason}) or 0.0
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The router's store, and Redis as the adversary has it."""
-
-    store: StateStore
-    redis: Redis
-    keys: RedisKeys
-    open_as: Callable[[ClusterTrust], Any]
-
-    def call_key(self, id: str) -> str:
-        return self.keys.call(RequestId(id))
-
-    def journal_key(self, id: str) -> str:
-        return self.keys.journal(RequestId(id))
-
-    async def tokens(self, id: str) -> list[int]:
-        part = await self.store.read_journal(RequestId(id), 0, 0.0)
-        return [token.token for token in part.tokens]
-
-
-@pytest.fixture
-async def stage(server: LocalRedis, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    options = replace(RARE, prefix=f"test:{request.node.name}:")
-    stores: list[StateStore] = []
-
-    async def open_as(trust: ClusterTrust) -> StateStore:
-        stores.append(await connect(server.url, options, trust))
-        return stores[-1]
-
-    redis = Redis.from_url(server.url)
-    yield Stage(await open_as(TRUST), redis, RedisKeys(options.prefix), open_as)
-    await redis.aclose()
-    for store in stores:
-        await store.close()
 
 
 async def stored_answer(stage: Stage, id: str = "c", tenant: str = "acme") -> None:

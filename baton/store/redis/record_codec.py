@@ -23,6 +23,9 @@ from baton.store.store import CallRecord, CallStatus, SequenceRecord, StoreUnava
 _log = structlog.get_logger(__name__)
 
 
+_MAX_DIGITS = 16
+
+
 class _SealedCall(msgspec.Struct, array_like=True, frozen=True):
     """Fields of a call that never change. A later version appends to them."""
 
@@ -91,15 +94,15 @@ class RecordFormat:
             fixed = _sequence_decoder.decode(self._open(SealedKind.SEQUENCE, id, sealed) or b"\x90")
             return SequenceRecord(
                 id=id,
-                attempt=int(fields[b"attempt"]),
+                attempt=_whole(fields[b"attempt"]),
                 state=RequestState(fields[b"state"].decode()),
                 router_id=fields[b"router_id"].decode(),
                 model=fixed.model,
                 num_prompt_tokens=fixed.num_prompt_tokens,
-                num_emitted=int(fields[b"num_emitted"]),
+                num_emitted=_whole(fields[b"num_emitted"]),
                 failure_code=fields[b"failure_code"].decode(),
                 fingerprint=self._open(SealedKind.FINGERPRINT, id, fingerprint).decode(),
-                owner_tag=int(fields.get(b"owner_tag", b"0")),
+                owner_tag=_whole(fields.get(b"owner_tag", b"0")),
             )
         except SealError as error:
             self._unsealed.record(SealedKind.SEQUENCE, id, error.fault)
@@ -142,7 +145,7 @@ class RecordFormat:
             return CallRecord(
                 id=id,
                 owner=OwnerId(fields[b"owner"].decode()),
-                epoch=int(fields[b"epoch"]),
+                epoch=_whole(fields[b"epoch"]),
                 status=CallStatus(fields[b"status"].decode()),
                 endpoint=fixed.endpoint,
                 body=fixed.body,
@@ -151,7 +154,7 @@ class RecordFormat:
                 seed=fixed.seed,
                 sequence_ids=tuple(map(RequestId, fixed.sequence_ids)),
                 trace=self._opened_trace(id, fields.get(b"trace", b"")),
-                owner_tag=int(fields.get(b"owner_tag", b"0")),
+                owner_tag=_whole(fields.get(b"owner_tag", b"0")),
                 text_digest=fixed.text_digest,
                 prompt_digest=fixed.prompt_digest,
             )
@@ -173,6 +176,13 @@ class RecordFormat:
         return self._seal.open(kind, id, blob) if blob else b""
 
 
+def _whole(text: bytes) -> int:
+    """The number of a text that scripts read as one (`scripts/forms.lua`). Raises `ValueError`."""
+    if not text.isdigit() or len(text) > _MAX_DIGITS:
+        raise ValueError("no digits, or too many")
+    return int(text)
+
+
 def worker_to_json(record: WorkerRecord) -> str:
     """Encodes a record as JSON; integers keep all 64 bits."""
     return msgspec.json.encode(record).decode()
@@ -182,7 +192,7 @@ def worker_from_json(payload: str | bytes) -> WorkerRecord:
     """Decodes a JSON text. Raises `StoreUnavailable` when it is unreadable."""
     try:
         return msgspec.json.decode(payload, type=WorkerRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # the nesting of a field that nobody reads
         raise StoreUnavailable(f"a worker record cannot be read by this version: {error}") from error
 
 

@@ -109,11 +109,11 @@ class RedisStore:
         self._client = self._make_client(url, options.max_connections)
         self._call_client = self._make_client(url, options.max_connections, binary=True)
         self._reader_client = self._make_client(url, options.max_waiting_readers, binary=True)
-        self._create, self._advance, self._announce, self._withdraw = (
-            self._client.script(name) for name in ("create_sequence", "advance_sequence", "announce", "withdraw")
+        self._announce, self._withdraw = (self._client.script(name) for name in ("announce", "withdraw"))
+        self._create, self._advance, self._put_request, self._write_chains = (
+            self._call_client.script(name)
+            for name in ("create_sequence", "advance_sequence", "put_request", "write_chains")
         )
-        self._put_request = self._call_client.script("put_request")
-        self._write_chains = self._call_client.script("write_chains")
         self._put, self._end, self._claim, self._hold_lease, self._list_orphans, self._write_journal = (
             self._call_client.script(name)
             for name in ("put_call", "end_call", "claim_call", "hold_lease", "list_orphans", "write_journal")
@@ -124,7 +124,7 @@ class RedisStore:
     async def create(self, record: SequenceRecord) -> bool:
         transitions.check_new_sequence(record)
         fields = self._records.sequence_fields(record)
-        async with self._client.operation("create"):
+        async with self._call_client.operation("create"):
             created = await self._create(keys=[self._keys.sequence(record.id)], args=[self._retention_ms, *fields])
         return bool(created)
 
@@ -137,9 +137,10 @@ class RedisStore:
         fingerprint: str = "",
     ) -> RequestState:
         command = self._commands.advance(AdvanceSequence(id, events, num_emitted, failure_code, fingerprint))
-        async with self._client.operation("advance"):
+        async with self._call_client.operation("advance"):
             reply = await self._advance(keys=command.keys, args=command.args)
         outcome, state, attempt, num_passed, tag = reply
+        outcome, state = outcome.decode(), state.decode(errors="replace")
         if outcome != "applied":
             stored = AttemptId(id.request_id, int(attempt), int(tag))
             raise _refusal(id, events[int(num_passed)], outcome, state, stored)
@@ -153,7 +154,7 @@ class RedisStore:
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
         async with self._call_client.operation("get"):
-            fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.sequence(id)))
+            fields = await self._fields(self._keys.sequence(id))
         return self._records.sequence(id, fields) if fields else None
 
     async def put_call(self, record: CallRecord) -> CallOwner:
@@ -179,7 +180,7 @@ class RedisStore:
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         async with self._call_client.operation("get a call"):
-            fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.call(id)))
+            fields = await self._fields(self._keys.call(id))
         return self._records.call(fields, id) if fields else None
 
     async def claim_call(
@@ -298,7 +299,7 @@ class RedisStore:
                     pipeline.hget(cast("str", prefix + id), "record")
                 payloads = await pipeline.execute(raise_on_error=False) if ids else []
             for error in payloads:
-                if isinstance(error, ResponseError) and not str(error).startswith("WRONGTYPE"):
+                if isinstance(error, ResponseError) and not _is_other_type(error):
                     raise error  # only a key that is no hash is nobody's record
         found = (record_codec.try_worker_from_json(payload) for payload in payloads if isinstance(payload, bytes))
         return [record for record in found if record is not None]
@@ -328,17 +329,30 @@ class RedisStore:
         for client in (self._client, self._call_client, self._reader_client):
             await client.close()
 
+    async def _fields(self, key: str) -> dict[bytes, bytes]:
+        """A hash; empty for a key of another type, which the next write replaces."""
+        try:
+            return cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(key))
+        except ResponseError as error:
+            if not _is_other_type(error):
+                raise
+            return {}
+
     def _make_client(self, url: str, max_connections: int, *, binary: bool = False) -> RedisClient:
         return RedisClient(url, max_connections=max_connections, timeout_s=self._options.timeout_s, binary=binary)
 
     def _make_subscription(self, url: str) -> ChannelSubscription:
         return ChannelSubscription(
-            Redis.from_pool(ConnectionPool.from_url(url, **connection_options())),
+            Redis.from_pool(ConnectionPool.from_url(url, **connection_options(binary=True))),
             self._keys.changes,
             on_message=self._notifier.notify,
             heartbeat_s=self._options.heartbeat_s,
             timeout_s=self._options.timeout_s,
         )
+
+
+def _is_other_type(error: ResponseError) -> bool:
+    return str(error).startswith("WRONGTYPE")
 
 
 def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, stored: AttemptId) -> BatonError:

@@ -34,6 +34,7 @@ Argument = str | int | bytes
 _TARGETS = transitions.targets_by_event()
 RESUME_COLUMN = json.dumps(_TARGETS[RequestEvent.RESUME])
 TERMINAL_STATES = json.dumps({state.value: True for state in RequestState if state.terminal})
+_STATUSES = {status.value.encode(): status for status in CallStatus}
 _OUTCOMES = (WriteOutcome.DONE, WriteOutcome.SUPERSEDED, WriteOutcome.GAP)
 
 
@@ -137,9 +138,10 @@ class WriteCommands:
 
 
 def call_owner(reply: Sequence[Any]) -> CallOwner:
-    """The reply of `put_call`."""
+    """The reply of `put_call`. A status that is none, which a stranger may have written, counts as open."""
     owner, epoch, tag, status = reply
-    return CallOwner(OwnerId(owner.decode()), (epoch, tag), CallStatus(status.decode()))
+    known = _STATUSES.get(status, CallStatus.OPEN)
+    return CallOwner(OwnerId(owner.decode(errors="replace")), (epoch, tag), known)
 
 
 def journal_outcomes(reply: Sequence[int]) -> list[WriteOutcome]:

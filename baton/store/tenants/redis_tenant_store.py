@@ -27,7 +27,7 @@ class RedisTenantStore:
     def __init__(self, url: str, options: StoreOptions | None = None) -> None:
         options = options or StoreOptions()
         self._prefix = options.prefix
-        self._client = RedisClient(url, max_connections=_MAX_CONNECTIONS, timeout_s=options.timeout_s)
+        self._client = RedisClient(url, max_connections=_MAX_CONNECTIONS, timeout_s=options.timeout_s, binary=True)
         self._take = self._client.script("take_tokens")
         self._share = self._client.script("share_service")
 
@@ -43,9 +43,10 @@ class RedisTenantStore:
     async def share_service(self, owner: OwnerId, totals: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
         args: list[str | int] = [owner, msgspec.json.encode(totals).decode(), milliseconds(SERVICE_TTL_S)]
         async with self._client.operation("share service"):
-            flat = cast("list[str]", await self._share(keys=[f"{self._prefix}service"], args=args))
+            flat = cast("list[bytes]", await self._share(keys=[f"{self._prefix}service"], args=args))
         pairs = zip(flat[::2], flat[1::2], strict=True)
-        return {OwnerId(id): found for id, text in pairs if id != owner and (found := _totals(text)) is not None}
+        read = ((OwnerId(id.decode(errors="replace")), _totals(text)) for id, text in pairs)
+        return {id: totals for id, totals in read if id != owner and totals is not None}
 
     async def close(self) -> None:
         await self._client.close()
@@ -56,9 +57,9 @@ def connect_tenants(url: str, options: StoreOptions | None = None) -> TenantStor
     return MemoryTenantStore() if url.startswith("memory:") else RedisTenantStore(url, options)
 
 
-def _totals(text: str) -> dict[str, float] | None:
+def _totals(text: bytes) -> dict[str, float] | None:
     """None for an entry that is not readable: a router of another version."""
     try:
         return msgspec.json.decode(text, type=dict[str, float])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

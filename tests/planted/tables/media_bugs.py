@@ -132,7 +132,7 @@ MEDIA_BUGS = (
     ),
     bug(
         MEDIA, "expired files stay counted", "baton/store/redis/scripts/put_media.lua",
-        "redis.call('HINCRBY', KEYS[3], '', -tonumber(bytes))", "",
+        "add_bytes(-(whole(redis.call('HGET', KEYS[3], old)) or 0))", "",
         "tests/contract/vision/test_media_file_store.py",
     ),
     bug(

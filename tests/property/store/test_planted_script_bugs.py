@@ -54,7 +54,7 @@ PLANTED = {
         lambda store: ballots.test_only_the_stored_ballot_claims_a_call_and_no_lower_ends_it(store, (3, 5)),
     ),
     "claim: the tag is not compared": PlantedScriptBug(
-        "or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then",
+        "or whole(held[2] or '0') ~= tonumber(ARGV[3]) then",
         "then",
         lambda store: ballots.test_only_the_stored_ballot_claims_a_call_and_no_lower_ends_it(store, (2, 6)),
     ),
@@ -64,7 +64,7 @@ PLANTED = {
         ballots.test_a_claim_goes_above_the_floor_and_above_its_sequences,
     ),
     "claim: the epochs of sequences are ignored": PlantedScriptBug(
-        "epoch = math.max(epoch, math.floor(((tonumber(request[2] or 1) or 1) - 1) / per_epoch) + 1)",
+        "epoch = math.max(epoch, math.floor(((whole(request[2]) or 1) - 1) / per_epoch) + 1)",
         "",
         ballots.test_a_claim_goes_above_the_floor_and_above_its_sequences,
     ),

@@ -5,9 +5,10 @@
 --       7 owner tag, 8 attempts of an epoch.
 -- Returns {outcome, state, attempt, events passed, owner tag}. Outcome: applied, or unknown, superseded, ahead or illegal
 -- with the state and attempt at the refused event; then nothing is changed.
-local held = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'num_emitted', 'owner_tag')
-local state, attempt, num_emitted, tag = held[1], tonumber(held[2]), tonumber(held[3]), tonumber(held[4] or 0)
-if not state then
+--+forms
+local held = run('HMGET', KEYS[1], 'state', 'attempt', 'num_emitted', 'owner_tag')
+local state, attempt, num_emitted, tag = held[1], whole(held[2]), whole(held[3]), whole(held[4] or '0')
+if not (state and attempt and num_emitted and tag) then
   return {'unknown', '', 0, 0, 0}
 end
 local per_epoch, given, given_tag = tonumber(ARGV[8]), tonumber(ARGV[1]), tonumber(ARGV[7])

@@ -6,18 +6,19 @@
 -- ARGV: 1 id, 2 incarnation, 3 status, 4 record, 5 ttl in ms, 6 retention in ms, 7 most incarnations remembered,
 --       8 channel of changes, 9 links and budgets, as text: a change of them is published.
 -- Returns 1. Changes nothing and returns 0 when this incarnation has been replaced, -1 when another one holds the id.
-local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+--+forms
+local newest = run('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if newest[1] ~= ARGV[2] and redis.call('ZSCORE', KEYS[2], ARGV[2]) then
   return 0
 end
-local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status', 'facts')
+local held = run('HMGET', KEYS[1], 'incarnation', 'status', 'facts')
 if held[1] and held[1] ~= ARGV[2] then
   return -1
 end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 -- A full server checks memory only at the first write of a script: this one needs none.
-redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
+run('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
 if newest[1] ~= ARGV[2] then
   redis.call('ZADD', KEYS[2], tonumber(newest[2] or 0) + 1, ARGV[2])
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[7]) - 1)

@@ -8,8 +8,9 @@
 --       14 ids of a missing call's sequences as JSON, then its fields and values (none: do not enter it).
 -- Returns the fields and values of the call after the claim; nothing, without effect, when it has another ballot or has
 -- ended, or is missing and may not be entered.
-local held = redis.call('HMGET', KEYS[1], 'epoch', 'owner_tag', 'status', 'owner', 'opened', 'sequence_ids')
-if tonumber(held[1] or 0) ~= tonumber(ARGV[2]) or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then
+--+forms
+local held = run('HMGET', KEYS[1], 'epoch', 'owner_tag', 'status', 'owner', 'opened', 'sequence_ids')
+if whole(held[1] or '0') ~= tonumber(ARGV[2]) or whole(held[2] or '0') ~= tonumber(ARGV[3]) then
   return {}
 elseif held[3] == 'ended' or not (held[1] or ARGV[15]) then
   return {}
@@ -18,15 +19,18 @@ end
 local per_epoch = tonumber(ARGV[12])
 local epoch = math.max(tonumber(held[1] or 0), tonumber(ARGV[7]))
 local readable, sequences = pcall(cjson.decode, held[6] or ARGV[14])
-if not readable or type(sequences) ~= 'table' then
+if not readable or type(sequences) ~= 'table' or #sequences > 1024 then
   return {}  -- a stranger wrote them; this call must not keep the owner from the claims of others
 end
 local requests = {}
 for _, sequence in ipairs(sequences) do
-  local request = redis.pcall('HMGET', ARGV[10] .. sequence, 'state', 'attempt')
+  if type(sequence) ~= 'string' then
+    return {}
+  end
+  local request = run('HMGET', ARGV[10] .. sequence, 'state', 'attempt')
   requests[#requests + 1] = {sequence, request[1]}
   if request[1] then
-    epoch = math.max(epoch, math.floor(((tonumber(request[2] or 1) or 1) - 1) / per_epoch) + 1)
+    epoch = math.max(epoch, math.floor(((whole(request[2]) or 1) - 1) / per_epoch) + 1)
   end
 end
 epoch = epoch + 1
@@ -37,14 +41,14 @@ local opened = tonumber(held[5] or '') or time[1] * 1000000 + time[2]
 opened = string.format('%.0f', opened == opened and opened or 0)
 if held[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[8])
-  redis.call('ZREM', ARGV[9] .. held[4], ARGV[1])
+  run('ZREM', ARGV[9] .. (held[4] or ''), ARGV[1])
 else
   redis.call('HSET', KEYS[1], 'opened', opened, unpack(ARGV, 15))
   redis.call('PEXPIRE', KEYS[1], ARGV[8])
 end
 redis.call('HSET', KEYS[1], 'owner', ARGV[4], 'epoch', epoch, 'owner_tag', ARGV[5], 'status', 'open')
-redis.call('SADD', KEYS[2], ARGV[4])
-redis.call('ZADD', ARGV[9] .. ARGV[4], opened, ARGV[1])
+run('SADD', KEYS[2], ARGV[4])
+run('ZADD', ARGV[9] .. ARGV[4], opened, ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[8])
 redis.call('PEXPIRE', ARGV[9] .. ARGV[4], ARGV[8])
 

@@ -4,15 +4,16 @@
 --       6 most bytes of a view, 7 most routers.
 -- Returns 1 if another router watches, else 0; then for each other one: router, ms since its last call, its view
 -- ('' for none and if this one does not watch, one byte for a view that is too long).
+--+forms
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local until_ms = ARGV[3] == '1' and now + tonumber(ARGV[5]) or 0
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f %.0f', now, until_ms))
+run('HSET', KEYS[1], ARGV[1], string.format('%.0f %.0f', now, until_ms))
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if ARGV[2] == '' then
-  redis.call('HDEL', KEYS[2], ARGV[1])
+  run('HDEL', KEYS[2], ARGV[1])
 else
-  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+  run('HSET', KEYS[2], ARGV[1], ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
 end
 local watched, found, count = 0, {0}, 0
@@ -20,7 +21,7 @@ local listed = redis.call('HGETALL', KEYS[1])
 for index = 1, #listed, 2 do
   local router = listed[index]
   local called, watching = string.match(listed[index + 1], '^(%d+) (%d+)$')
-  if not called or now - tonumber(called) > tonumber(ARGV[4]) then
+  if not called or math.abs(now - tonumber(called)) > tonumber(ARGV[4]) then  -- or a stranger's, to stay for ever
     redis.call('HDEL', KEYS[1], router)
     redis.call('HDEL', KEYS[2], router)
   elseif router ~= ARGV[1] then

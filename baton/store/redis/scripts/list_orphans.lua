@@ -3,8 +3,9 @@
 -- KEYS: 1 set of owners.
 -- ARGV: 1 key prefix of leases, 2 key prefix of owners' open calls, 3 key prefix of call hashes, 4 most calls to return.
 -- Returns a list of calls, each as a list of fields and values.
+--+forms
 local limit, found = tonumber(ARGV[4]), {}
-for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+for _, owner in ipairs(run('SMEMBERS', KEYS[1])) do
   if redis.call('EXISTS', ARGV[1] .. owner) == 0 then
     local index = ARGV[2] .. owner
     local ids = redis.pcall('ZRANGE', index, 0, limit - 1)
@@ -12,12 +13,13 @@ for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
       redis.call('SREM', KEYS[1], owner)
     end
     for _, id in ipairs(ids) do
-      local held = redis.pcall('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened')
-      if held[1] == 'open' and held[2] == owner then
+      local held = redis.pcall('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened', 'epoch', 'owner_tag')
+      local may_be_claimed = whole(held[4]) and whole(held[5] or '0')
+      if held[1] == 'open' and held[2] == owner and may_be_claimed then
         local opened = tonumber(held[3] or 0) or 0
         found[#found + 1] = {id, opened == opened and opened or 0}  -- no NaN: it has no place in an order
       else
-        redis.call('ZREM', index, id)  -- past its retention
+        redis.call('ZREM', index, id)  -- past its retention, or no call
       end
     end
   end

@@ -5,12 +5,13 @@
 -- ARGV: 1 id, 2 owner, 3 epoch, 4 owner tag, 5 retention in ms, 6 ttl of a lease in ms,
 --       7 key prefix of owners' open calls, then field, value, field, value ...
 -- Returns {owner, epoch, owner tag, status} as stored afterwards.
+--+forms
 local epoch, tag = tonumber(ARGV[3]), tonumber(ARGV[4])
-local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'owner_tag', 'status', 'opened')
-if held[1] then
-  local held_epoch, held_tag = tonumber(held[2]), tonumber(held[3] or 0)
+local held = run('HMGET', KEYS[1], 'owner', 'epoch', 'owner_tag', 'status', 'opened')
+local held_epoch, held_tag = whole(held[2]), whole(held[3] or '0')
+if held[1] and held_epoch and held_tag then
   if held_epoch > epoch or (held_epoch == epoch and held_tag >= tag) then
-    return {held[1], held_epoch, held_tag, held[4]}
+    return {held[1], held_epoch, held_tag, held[4] or 'open'}
   end
 end
 local time = redis.call('TIME')
@@ -19,10 +20,10 @@ opened = string.format('%.0f', opened == opened and opened or 0)
 redis.call('HSET', KEYS[1], 'opened', opened, unpack(ARGV, 8))  -- the first write: a full server refuses all
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if held[1] then
-  redis.call('ZREM', ARGV[7] .. held[1], ARGV[1])
+  run('ZREM', ARGV[7] .. held[1], ARGV[1])
 end
-redis.call('SADD', KEYS[2], ARGV[2])
-redis.call('ZADD', KEYS[3], opened, ARGV[1])
+run('SADD', KEYS[2], ARGV[2])
+run('ZADD', KEYS[3], opened, ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[5])
 redis.call('PEXPIRE', KEYS[3], ARGV[5])
 redis.call('SET', KEYS[4], '0', 'NX', 'PX', ARGV[6])

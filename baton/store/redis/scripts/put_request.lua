@@ -4,17 +4,18 @@
 -- ARGV: 1 retention in ms, 2 attempt, 3 owner tag, 4 attempts of an epoch, 5 router, 6 num_emitted,
 --       7 terminal states as JSON {state: true}, then field, value, field, value ...
 -- Returns `num_emitted` as stored now, or the fields and values that are stored instead (nothing is changed then).
+--+forms
 local attempt, tag, per_epoch = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local held = redis.call('HMGET', KEYS[1], 'attempt', 'owner_tag', 'state', 'num_emitted', 'router_id')
+local held = run('HMGET', KEYS[1], 'attempt', 'owner_tag', 'state', 'num_emitted', 'router_id')
 local num_emitted = tonumber(ARGV[6])
-if held[1] then
-  local held_attempt, held_tag = tonumber(held[1]), tonumber(held[2] or 0)
+local held_attempt, held_tag = whole(held[1]), whole(held[2] or '0')
+if held_attempt and held_tag then
   local epoch, held_epoch = math.floor((attempt - 1) / per_epoch), math.floor((held_attempt - 1) / per_epoch)
   local is_same = held_attempt == attempt and held_tag == tag
   local is_lower = held_epoch < epoch
     or (held_epoch == epoch and (held_tag < tag or (held_tag == tag and held_attempt < attempt)))
   if is_same and (tag ~= 0 or held[5] == ARGV[5]) and not cjson.decode(ARGV[7])[held[3]] then
-    num_emitted = math.max(num_emitted, tonumber(held[4]))
+    num_emitted = math.max(num_emitted, whole(held[4]) or 0)
   elseif not is_lower then
     return redis.call('HGETALL', KEYS[1])
   end

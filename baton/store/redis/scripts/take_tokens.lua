@@ -3,12 +3,13 @@
 -- ARGV: 1 us in which an empty bucket refills, 2 "1" if every amount passes, then for each bucket the us in which its
 --       amount refills (negative: it is given back).
 -- Returns the us to wait; 0 when the amounts are taken.
+--+forms
 local time = redis.call('TIME')
 local now, period = time[1] * 1000000 + time[2], tonumber(ARGV[1])
 local full_at, wait = {}, 0
 for index, key in ipairs(KEYS) do
   local cost = tonumber(ARGV[index + 2])
-  local at = math.max(now, tonumber(redis.call('GET', key) or now))
+  local at = math.max(now, whole(run('GET', key)) or now)
   full_at[index] = math.max(now, at + cost)
   wait = math.max(wait, full_at[index] - now - math.max(period, cost))
 end

@@ -8,24 +8,25 @@
 -- than the stored one becomes the stored one; a higher epoch or tag comes from an owner whose claim the store has lost,
 -- and resumes the sequence as that claim did.
 -- The first write needs memory, so a full server refuses all entries together.
+--+forms
 local per_epoch = tonumber(ARGV[2])
 local column = cjson.decode(ARGV[3])
 
 local function write(request, journal, attempt, tag, first, last, ends, payload)
-  local stored = redis.call('HMGET', request, 'attempt', 'owner_tag', 'state')
-  if not stored[1] then
+  local stored = run('HMGET', request, 'attempt', 'owner_tag', 'state')
+  local held_attempt, held_tag = whole(stored[1]), whole(stored[2] or '0')
+  if not (held_attempt and held_tag) then
     return 2
   end
-  local held_attempt, held_tag = tonumber(stored[1]), tonumber(stored[2] or 0)
   local epoch, held_epoch = math.floor((attempt - 1) / per_epoch), math.floor((held_attempt - 1) / per_epoch)
   if held_epoch > epoch or (held_epoch == epoch and (held_tag > tag or (held_tag == tag and held_attempt > attempt))) then
     return 1
   end
-  local newest = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)[1]
+  local newest = run('XREVRANGE', journal, '+', '-', 'COUNT', 1)[1]
   local held, ended = 0, '0'
   if newest then
     held, ended = string.match(newest[1], '^(%d+)-(%d+)$')
-    held = tonumber(held)
+    held = whole(held) or 0
   end
   if first > held then
     return 2
@@ -38,7 +39,14 @@ local function write(request, journal, attempt, tag, first, last, ends, payload)
     redis.call('PEXPIRE', request, ARGV[1])
   end
   if ended == '0' and (last > held or ends == '1') then
-    redis.call('XADD', journal, string.format('%d-%s', math.max(last, held), ends), 'd', payload)
+    local added = redis.pcall('XADD', journal, string.format('%d-%s', math.max(last, held), ends), 'd', payload)
+    if type(added) == 'table' and added.err then
+      if not string.find(added.err, 'stream', 1, true) then
+        error(added.err, 0)
+      end
+      redis.call('DEL', journal)  -- a stranger has spent its ids
+      return 2
+    end
     redis.call('PEXPIRE', journal, ARGV[1])
     redis.call('PEXPIRE', request, ARGV[1])
   end
