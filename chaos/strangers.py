@@ -102,6 +102,8 @@ async def _forge_workers(redis: Redis, address: str) -> int:
         await redis.copy(key, target, replace=True)
         record = cast("bytes | None", await redis.hget(target, "record"))
         if record is not None:  # else it has expired meanwhile
+            name = key.decode().rsplit(":", 1)[1]
+            record = record.replace(b'"id":"%s"' % name.encode(), b'"id":"%s"' % forged.encode(), 1)
             await redis.hset(target, "record", _moved(record, address))
             await redis.persist(target)
             await redis.zadd(keys.workers, {forged: 1e15})

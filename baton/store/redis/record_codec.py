@@ -191,15 +191,21 @@ def worker_to_json(record: WorkerRecord) -> str:
 def worker_from_json(payload: str | bytes) -> WorkerRecord:
     """Decodes a JSON text. Raises `StoreUnavailable` when it is unreadable."""
     try:
-        return msgspec.json.decode(payload, type=WorkerRecord)
-    except (msgspec.DecodeError, RecursionError) as error:  # the nesting of a field that nobody reads
+        record = msgspec.json.decode(payload, type=WorkerRecord)
+        msgspec.msgpack.encode(record)  # raises for integers of more than 64 bits, with which readers cannot compute
+        return record
+    except (msgspec.DecodeError, OverflowError, RecursionError) as error:  # of a field that nobody reads, perhaps
         raise StoreUnavailable(f"a worker record cannot be read by this version: {error}") from error
 
 
-def try_worker_from_json(payload: str | bytes) -> WorkerRecord | None:
-    """Decodes a JSON text; logs an unreadable one and returns None, so the others stay visible."""
+def try_worker_from_json(payload: str | bytes, id: bytes) -> WorkerRecord | None:
+    """Decodes a JSON text; logs an unreadable one and returns None, so the others stay visible.
+
+    One of another worker than `id`, that of its key, is None as well: a copy must not stand for that worker.
+    """
     try:
-        return worker_from_json(payload)
+        record = worker_from_json(payload)
     except StoreUnavailable as error:
         _log.warning("worker_record_unreadable", reason=str(error))
         return None
+    return record if record.id.encode() == id else None

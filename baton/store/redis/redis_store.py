@@ -295,13 +295,15 @@ class RedisStore:
                 pipeline.zrange(self._keys.workers, 0, -1)
                 _, ids = await pipeline.execute()
             async with redis.pipeline(transaction=False) as pipeline:
-                for id in sorted(cast("list[bytes]", ids)):
+                ids = sorted(cast("list[bytes]", ids))
+                for id in ids:
                     pipeline.hget(cast("str", prefix + id), "record")
                 payloads = await pipeline.execute(raise_on_error=False) if ids else []
             for error in payloads:
                 if isinstance(error, ResponseError) and not _is_other_type(error):
                     raise error  # only a key that is no hash is nobody's record
-        found = (record_codec.try_worker_from_json(payload) for payload in payloads if isinstance(payload, bytes))
+        stored = ((id, payload) for id, payload in zip(ids, payloads, strict=True) if isinstance(payload, bytes))
+        found = (record_codec.try_worker_from_json(payload, id) for id, payload in stored)
         return [record for record in found if record is not None]
 
     def changes(self) -> AsyncIterator[None]:

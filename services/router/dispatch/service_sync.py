@@ -16,6 +16,9 @@ from baton.store.tenants.tenant_store import TenantStore
 from baton.telemetry.logs import get_logger
 
 INTERVAL_S = 1.0
+MAX_CHARGE = 1e12
+"""Tokens, more than a router serves between two readings: none wrote a total that changes by more. If it counted, the
+service of a tenant could be no number until this router ends, and tenants would have no order."""
 
 log = get_logger(__name__)
 
@@ -63,8 +66,9 @@ class ServiceSync:
         for router, theirs in others.items():
             before = self._seen.get(router, theirs)  # what it served before it was first seen is not compared
             for name, total in theirs.items():
-                if name in names:
-                    self._queue.add_remote(names[name], total - before.get(name, 0.0))
+                charge = total - before.get(name, 0.0)
+                if name in names and abs(charge) <= MAX_CHARGE:
+                    self._queue.add_remote(names[name], charge)
             self._seen[router] = dict(theirs)
 
     async def _run(self) -> None:

@@ -18,6 +18,7 @@ from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.media.redis_media_file_store import RedisMediaFileStore
 from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
+from baton.store.redis.record_codec import worker_to_json
 from baton.store.store import CallStatus
 from baton.store.tenants.redis_tenant_store import RedisTenantStore
 from baton.store.tenants.tenant_store import RateTake
@@ -230,6 +231,26 @@ async def test_a_worker_record_with_a_deep_field_hides_no_worker(stage: Stage) -
     deep = b'{"x":' + b"[" * 10**5 + b"]" * 10**5 + b"}"
     await stage.redis.hset(stage.keys.worker(WorkerId("deep")), "record", deep)
     assert [record.id for record in await stage.store.workers()] == ["decode-0"]
+
+
+async def test_a_copy_of_a_worker_under_another_key_does_not_stand_for_it(stage: Stage) -> None:
+    """`baton drain` and a worker's start look a worker up by its id: the first of two would do."""
+    await stage.store.announce(WORKER)
+    for name in (b"a", b"z"):
+        await stage.redis.zadd(stage.keys.workers, {name: 1e15})
+        copy = worker_to_json(replace(WORKER, address="10.6.6.6:1"))
+        await stage.redis.hset(stage.keys.worker(WorkerId(name.decode())), "record", copy)
+    assert await stage.store.workers() == [WORKER]
+
+
+@pytest.mark.parametrize("digits", [21, 400, 5000])
+async def test_a_worker_with_a_number_that_is_too_large_is_left_out(stage: Stage, digits: int) -> None:
+    """Readers would fail at all workers: no float is so large."""
+    await stage.store.announce(WORKER)
+    record = worker_to_json(replace(WORKER, id=WorkerId("huge"), page_bytes=31415926)).replace("31415926", "9" * digits)
+    await stage.redis.zadd(stage.keys.workers, {"huge": 1e15})
+    await stage.redis.hset(stage.keys.worker(WorkerId("huge")), "record", record)
+    assert await stage.store.workers() == [WORKER]
 
 
 async def test_a_message_that_is_no_text_ends_no_subscription(stage: Stage) -> None:

@@ -160,3 +160,18 @@ async def test_a_restarted_router_starts_its_totals_anew():
         await store.share_service(OwnerId(owner), {name: total})
         await sync.exchange()
     assert queue.tenant("alice").service == service + 30.0
+
+
+async def test_a_total_that_no_router_serves_is_not_counted():
+    clock = Clock()
+    store = MemoryTenantStore(clock)
+    queue = AdmissionQueue(AdmissionLimits(1))
+    for tenant in ("alice", "bob"):
+        queue.release(queue.admit(SlotSpec(tenant, 10, 1), 0.0), 0.0)
+    sync = ServiceSync(store, OwnerId("here/1"), queue, limiter(store, clock))
+    name = pseudonyms(OPEN_CLUSTER)("alice")
+    service = queue.tenant("alice").service
+    for total in (0.0, 1.7e308, -1.7e308, 5.0, 8.0):
+        await store.share_service(OwnerId("mallory/1"), {name: total})
+        await sync.exchange()
+    assert queue.tenant("alice").service == service + 3.0
