@@ -214,7 +214,8 @@ async def test_a_store_outage_only_delays_a_journal_reader(tmp_path):
             assert await guest.rest() == rest
 
 
-async def test_a_claim_whose_reply_was_lost_is_repeated(tmp_path):
+async def test_a_claim_whose_reply_was_lost_is_confirmed(tmp_path):
+    """The store has granted it: the lease finds that, and the call starts under the claim's own epoch."""
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         async with opened(w.routers[0], max_tokens=8) as stream:
             seen = await stream.take(4)
@@ -223,7 +224,9 @@ async def test_a_claim_whose_reply_was_lost_is_repeated(tmp_path):
         async with resumed(w.routers[1], stream.call_id, seen[-1].id) as again:
             seen += await again.rest()
         assert same(seen, await undisturbed(w.routers[0], max_tokens=8))
-        assert (await w.until(stream.call_id, CallStatus.ENDED)).epoch == 3
+        assert w.routers[1].store.num_claims_lost == 0
+        ended = await w.until(stream.call_id, CallStatus.ENDED)
+        assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
 
 
 async def test_an_ended_call_can_be_read_again(tmp_path):
