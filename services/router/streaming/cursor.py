@@ -56,4 +56,6 @@ class Cursor:
         choices = [choice.partition("~") for choice in found["choices"].split(".")] if found["choices"] else []
         counts = tuple(int(count) for count, _, _ in choices)
         digests = tuple(int(crc, 16) if crc else None for _, _, crc in choices)
-        return cls(RequestId(found["request_id"]), counts, int(found["tail"] or 0), digests if any(digests) else ())
+        if all(digest is None for digest in digests):
+            digests = ()
+        return cls(RequestId(found["request_id"]), counts, int(found["tail"] or 0), digests)
