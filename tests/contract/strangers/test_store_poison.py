@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.services.cli.processes.local_redis import LocalRedis
@@ -185,6 +185,16 @@ async def test_a_call_with_no_ballot_is_no_orphan(stage: Stage, value: Any) -> N
     await stage.store.list_orphans()
     assert [orphan.id for orphan in await stage.store.list_orphans()] == ["real"]
     assert await stage.redis.zrange(stage.keys.calls_of(OURS), 0, -1) == [b"real"]
+
+
+async def test_a_copy_of_a_call_makes_no_orphan_of_it(stage: Stage) -> None:
+    """The copy names the call that it was made of, which its owner runs."""
+    await stage.store.put_call(call("real"))
+    await stage.redis.copy(stage.call_key("real"), stage.call_key("copy"))
+    await stage.redis.hset(stage.call_key("copy"), "owner", "mallory/1")
+    await stage.redis.zadd(stage.keys.calls_of(OwnerId("mallory/1")), {"copy": 1})
+    await stage.redis.sadd(stage.keys.owners, "mallory/1")
+    assert await stage.store.list_orphans() == []
 
 
 async def test_a_claim_whose_call_is_replaced_stops_no_other_claim(stage: Stage) -> None:

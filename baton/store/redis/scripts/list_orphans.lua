@@ -1,5 +1,5 @@
 -- Lists open calls whose owner has no lease, oldest first. Reads only calls of owners without a lease. What is no call or
--- has no time (a stranger may have written it) does not keep others from the list.
+-- has no time (a stranger may have written it) does not keep others from the list. A copy of a call is not that call.
 -- KEYS: 1 set of owners.
 -- ARGV: 1 key prefix of leases, 2 key prefix of owners' open calls, 3 key prefix of call hashes, 4 most calls to return.
 -- Returns a list of calls, each as a list of fields and values.
@@ -13,8 +13,8 @@ for _, owner in ipairs(run('SMEMBERS', KEYS[1])) do
       redis.call('SREM', KEYS[1], owner)
     end
     for _, id in ipairs(ids) do
-      local held = redis.pcall('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened', 'epoch', 'owner_tag')
-      local may_be_claimed = whole(held[4]) and whole(held[5] or '0')
+      local held = redis.pcall('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened', 'epoch', 'owner_tag', 'id')
+      local may_be_claimed = held[6] == id and whole(held[4]) and whole(held[5] or '0')
       if held[1] == 'open' and held[2] == owner and may_be_claimed then
         local opened = tonumber(held[3] or 0) or 0
         found[#found + 1] = {id, opened == opened and opened or 0}  -- no NaN: it has no place in an order
