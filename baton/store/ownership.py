@@ -209,17 +209,18 @@ class OwnerLease:
     async def renew_and_claim(self) -> None:
         """Renews the lease once and claims orphans once; logs an outage."""
         began = self._clock()
+        until = began + self._ttl_s / RENEWALS_PER_TTL
         try:
             async with asyncio.timeout(self._ttl_s / 2):
                 self._number += 1
                 number, state = self._number, await self._store.hold_lease(self._owner, self._number)
             self._renewed(began, number, state)
             if self._is_patient:
-                await self._confirm_claims()
+                await self._confirm_claims(until)
             if self.may_claim:
                 async with asyncio.timeout(self._ttl_s):
                     orphans = await self._store.list_orphans()
-                await self._claim(orphans)
+                await self._claim(orphans, until)
         except (StoreUnavailable, TimeoutError) as error:
             self._failed(error)
 
@@ -266,8 +267,8 @@ class OwnerLease:
         for claim in self._unconfirmed.values():
             claim.until = None
 
-    async def _claim(self, orphans: list[CallRecord]) -> None:
-        """Claims one call after another while the lease is held.
+    async def _claim(self, orphans: list[CallRecord], until: float) -> None:
+        """Claims one call after another while the lease is held, `until` the next renewal is due.
 
         A store that was rolled back to before a claim of ours shows the call as an orphan again. Its next claim gets
         another epoch: the attempts of the earlier one may be running.
@@ -283,26 +284,35 @@ class OwnerLease:
                 await self._on_granted(claim, claimed)
             elif earlier is None:  # otherwise that one may have been granted
                 self._settle(claim)
+            if self._clock() >= until:
+                return
 
-    async def _confirm_claims(self) -> None:
+    async def _confirm_claims(self, until: float) -> None:
         """Reads the calls of lost claims: the store may have granted one and lost the answer.
 
-        Without this, our own lease would keep other routers from the call for ever.
+        Without this, our own lease would keep other routers from the call for ever. Ends `until` the next renewal is
+        due, as many claims may be lost together; those that were not read come first then.
         """
         for id, claim in list(self._unconfirmed.items()):
             async with asyncio.timeout(self._ttl_s):
                 now = await self._store.get_call(id)
-            if self._unconfirmed.get(id) is not claim:  # made again meanwhile
-                continue
-            if now is not None and claim.is_granted(self._owner, now):
-                await self._on_granted(claim, now)
-            elif claim.is_refused(now):
-                self._settle(claim)
-            elif claim.until is None:
-                claim.until = self._clock() + self._ttl_s
-            elif self._clock() >= claim.until:
-                _log.info("claim_not_granted", call_id=id)
-                self._settle(claim)
+            if self._unconfirmed.get(id) is claim:  # else made again meanwhile
+                self._unconfirmed[id] = self._unconfirmed.pop(id)
+                await self._confirm_claim(claim, now)
+            if self._clock() >= until:
+                return
+
+    async def _confirm_claim(self, claim: _Claim, now: CallRecord | None) -> None:
+        """`now`: the call as the store has it."""
+        if now is not None and claim.is_granted(self._owner, now):
+            await self._on_granted(claim, now)
+        elif claim.is_refused(now):
+            self._settle(claim)
+        elif claim.until is None:
+            claim.until = self._clock() + self._ttl_s
+        elif self._clock() >= claim.until:
+            _log.info("claim_not_granted", call_id=claim.call.id)
+            self._settle(claim)
 
     async def _on_granted(self, claim: _Claim, claimed: CallRecord) -> None:
         self._granted.pop(claimed.id, None)

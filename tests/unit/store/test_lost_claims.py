@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from baton.domain.ids import OwnerId
+from baton.domain.ids import OwnerId, RequestId
 from baton.store.store import CallRecord, CallStatus
 from tests.unit.store.test_ownership import BEAT_S, OURS, PATIENCE_BEATS, THEIRS, TTL_S, World, new_call
 
@@ -198,7 +199,7 @@ async def test_a_refused_claim_of_an_orphan_is_not_followed() -> None:
     await world.store.release_lease(THEIRS)
     listed = await world.store.list_orphans()
     await world.run_claim(FOURTH)
-    await world.ownership._claim(listed)
+    await world.ownership._claim(listed, world.now)
     assert (world.claimed, world.is_followed()) == ([], False)
 
 
@@ -215,3 +216,61 @@ async def test_a_closed_lease_follows_nothing() -> None:
     assert not world.is_followed()
     assert world.ownership._task is not None
     assert world.ownership._task.done()
+
+
+async def test_many_lost_claims_do_not_end_the_lease() -> None:
+    """A slow store answers some of their reads between two renewals; the others have their turn later."""
+    world = ClaimWorld()
+    await world.beats(PATIENCE_BEATS)
+    calls, read = [new_call(f"c-{number}") for number in range(20)], world.store.get_call
+
+    async def read_slowly(id: RequestId) -> CallRecord | None:
+        world.now += TTL_S / 10
+        return await read(id)
+
+    world.store.get_call = read_slowly  # type: ignore[method-assign]
+    for call in calls:
+        await world.store.put_call(call)
+        await world.store.claim_call(call.id, call.ballot, OURS)
+        world.ownership.confirm(call, world._confirmed)
+    resets = list(world.resets)
+    await world.beats(len(calls))
+    assert world.resets == resets
+    assert sorted(call.id for call in world.confirmed) == sorted(call.id for call in calls)
+
+
+async def test_undecided_claims_do_not_keep_others_from_their_turn() -> None:
+    world = ClaimWorld()
+    await world.begin()
+    await world.run_claim()
+    read = world.store.get_call
+
+    async def read_slowly(id: RequestId) -> CallRecord | None:
+        world.now += TTL_S / 5
+        return await read(id)
+
+    world.store.get_call = read_slowly  # type: ignore[method-assign]
+    for number in range(4):
+        world.ownership.confirm(new_call(f"missing-{number}"), world._confirmed)
+    world.lose_answer()
+    await world.beats(3)  # two reads between two renewals
+    assert world.epochs() == [2]
+
+
+async def test_many_orphans_do_not_end_the_lease() -> None:
+    world = ClaimWorld()
+    await world.beats(PATIENCE_BEATS)
+    calls, claim = [new_call(f"c-{number}") for number in range(20)], world.store.claim_call
+
+    async def claim_slowly(*args: Any, **kwargs: Any) -> CallRecord | None:
+        world.now += TTL_S / 10
+        return await claim(*args, **kwargs)
+
+    world.store.claim_call = claim_slowly  # type: ignore[method-assign]
+    for call in calls:
+        await world.store.put_call(call)
+    await world.store.release_lease(THEIRS)
+    resets = list(world.resets)
+    await world.beats(len(calls))
+    assert world.resets == resets
+    assert sorted(call.id for call in world.claimed) == sorted(call.id for call in calls)
