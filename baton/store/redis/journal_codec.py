@@ -88,7 +88,7 @@ class JournalFormat:
     def _opened(self, id: RequestId, payload: bytes) -> _Payload:
         try:
             return _decoder.decode(self._seal.open(SealedKind.JOURNAL, id, payload))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise SealError(SealFault.UNREADABLE) from None
 
 

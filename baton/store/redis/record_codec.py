@@ -194,7 +194,7 @@ def worker_from_json(payload: str | bytes) -> WorkerRecord:
         record = msgspec.json.decode(payload, type=WorkerRecord)
         msgspec.msgpack.encode(record)  # raises for integers of more than 64 bits, with which readers cannot compute
         return record
-    except (msgspec.DecodeError, OverflowError, RecursionError) as error:  # of a field that nobody reads, perhaps
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:  # of any field
         raise StoreUnavailable(f"a worker record cannot be read by this version: {error}") from error
 
 

@@ -84,6 +84,9 @@ _Streams = list[tuple[bytes, _Entries]]
 MAX_AGE_RETENTIONS = 2
 """Oldest call in a cluster with a secret, in retentions: a copy that is put back later is not run."""
 
+_REGISTRY_CONNECTIONS = 2
+"""Connections that list workers: neither tokens nor readers use them."""
+
 _TAKEN = -1
 """Answer of the announcement script when another incarnation holds the id."""
 
@@ -108,6 +111,7 @@ class RedisStore:
         self._lease_ms = milliseconds(options.owner_ttl_s)
         self._client = self._make_client(url, options.max_connections)
         self._call_client = self._make_client(url, options.max_connections, binary=True)
+        self._registry_client = self._make_client(url, _REGISTRY_CONNECTIONS, binary=True)
         self._reader_client = self._make_client(url, options.max_waiting_readers, binary=True)
         self._announce, self._withdraw = (self._client.script(name) for name in ("announce", "withdraw"))
         self._create, self._advance, self._put_request, self._write_chains = (
@@ -286,8 +290,8 @@ class RedisStore:
             await self._withdraw(keys=keys, args=[id, incarnation, self._keys.changes])
 
     async def workers(self) -> list[WorkerRecord]:
-        redis, prefix = self._call_client.redis, self._keys.worker(WorkerId("")).encode()
-        async with self._call_client.operation("list workers"):
+        redis, prefix = self._registry_client.redis, self._keys.worker(WorkerId("")).encode()
+        async with self._registry_client.operation("list workers"):
             async with redis.pipeline(transaction=False) as pipeline:
                 # A server that refuses writes (a full disk, no replica) lets the records of living workers expire: it
                 # refuses this one as well, which removes nothing. A full memory does not.
@@ -328,7 +332,7 @@ class RedisStore:
     async def close(self) -> None:
         self._notifier.close()
         await self._subscription.close()
-        for client in (self._client, self._call_client, self._reader_client):
+        for client in (self._client, self._call_client, self._registry_client, self._reader_client):
             await client.close()
 
     async def _fields(self, key: str) -> dict[bytes, bytes]:

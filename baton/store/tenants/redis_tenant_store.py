@@ -61,5 +61,5 @@ def _totals(text: bytes) -> dict[str, float] | None:
     """None for an entry that is not readable: a router of another version."""
     try:
         return msgspec.json.decode(text, type=dict[str, float])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -14,11 +14,13 @@ import pytest
 from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
+from baton.domain.trust import OPEN_CLUSTER
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.store.media.redis_media_file_store import RedisMediaFileStore
 from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
 from baton.store.redis.record_codec import worker_to_json
+from baton.store.redis.redis_store import RedisStore
 from baton.store.store import CallStatus
 from baton.store.tenants.redis_tenant_store import RedisTenantStore
 from baton.store.tenants.tenant_store import RateTake
@@ -263,6 +265,39 @@ async def test_a_worker_with_a_number_that_is_too_large_is_left_out(stage: Stage
     assert await stage.store.workers() == [WORKER]
 
 
+async def test_a_worker_whose_name_is_no_text_is_left_out(stage: Stage) -> None:
+    """Its record is whole: readers get to its texts."""
+    await stage.store.announce(WORKER)
+    record = worker_to_json(replace(WORKER, id=WorkerId("odd"), model="no-text")).encode().replace(b"no-text", TEXT)
+    await stage.redis.zadd(stage.keys.workers, {"odd": 1e15})
+    await stage.redis.hset(stage.keys.worker(WorkerId("odd")), "record", record)
+    assert await stage.store.workers() == [WORKER]
+
+
+async def test_calls_that_wait_do_not_delay_the_list_of_workers(stage: Stage, server: LocalRedis) -> None:
+    store = RedisStore(server.url, replace(poisoned_options(stage), max_connections=1, timeout_s=2.0))
+    await store.announce(WORKER)
+    pool: Any = store._call_client.redis.connection_pool
+    busy = await pool.get_connection()
+    assert await store.workers() == [WORKER]
+    await pool.release(busy)
+    await store.close()
+
+
+async def test_a_journal_with_a_code_that_is_no_text_ends_before_it(stage: Stage) -> None:
+    clear = await stage.open_as(OPEN_CLUSTER)
+    await clear.put_call(call())
+    await clear.create(sequence())
+    await clear.write_journal([entry(0, 2), entry(2, 4, failure_code="no-text")])
+    key = stage.journal_key("c-0")
+    entries: Any = await stage.redis.xrevrange(key, count=1)
+    last, fields = entries[0]
+    await stage.redis.xdel(key, last)
+    await stage.redis.xadd(key, {b"d": fields[b"d"].replace(b"no-text", b"\xff" * 7)}, "9-1")
+    part = await clear.read_journal(RequestId("c-0"), 0, 0.0)
+    assert [token.token for token in part.tokens] == [1000, 1001]
+
+
 async def test_a_message_that_is_no_text_ends_no_subscription(stage: Stage) -> None:
     async with listening(stage.store) as changes:
         await anext(changes)
@@ -286,7 +321,9 @@ async def test_the_service_of_others_is_read_beside_entries_of_another_form(stag
     await stage.redis.hset(key, mapping=dict[Any, Any]({b"\xff": b"9" * 30 + b" {}", "m": b"1 \xff", "n": TEXT}))
     await store.share_service(THEIRS, {"t": 2.0})
     now = b"%d " % ((await stage.redis.time())[0] * 1000)
-    await stage.redis.hset(key, mapping=dict[Any, Any]({b"\xfe": now + b"\xff", "deep": now + b"[" * 10**5}))
+    await stage.redis.hset(
+        key, mapping=dict[Any, Any]({b"\xfe": now + b"\xff", "deep": now + b"[" * 10**5, "odd": now + b'{"\xff": 1}'})
+    )
     assert await store.share_service(OURS, {"t": 1.0}) == {THEIRS: {"t": 2.0}}
     await store.close()
 
