@@ -1,15 +1,19 @@
 """The state store: its process, and access to it over a link that may fail.
 
-An operation whose answer is lost has happened all the same, as with Redis. Changes are noticed by polling within a
-heartbeat, which is all that the contract guarantees once messages can be lost.
+An operation whose answer is lost has happened all the same, as with Redis. One whose request is lost may happen
+after it was given up: the request is in a kernel, or on its way. Changes are noticed by polling within a heartbeat,
+which is all that the contract guarantees once messages can be lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar, cast
 
+from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
@@ -87,12 +91,14 @@ class SimStore:
 
     def __init__(self, host: StoreServer, network: SimNetwork, process: SimProcess, heartbeat_s: float) -> None:
         self._host = host
+        self._network = network
         self._link = network.link(process.name, STORE)
         self._process = process
         self._heartbeat_s = heartbeat_s
+        self._late_runs: set[asyncio.Task[None]] = set()
 
     async def create(self, record: SequenceRecord) -> bool:
-        return await self._call(lambda store: store.create(record))
+        return await self._write("create", lambda store: store.create(record))
 
     async def advance(
         self,
@@ -102,20 +108,21 @@ class SimStore:
         failure_code: str = "",
         fingerprint: str = "",
     ) -> RequestState:
-        return await self._call(
+        return await self._write(
+            "advance",
             lambda store: store.advance(
                 id, *events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
-            )
+            ),
         )
 
     async def put_request(self, record: SequenceRecord) -> SequenceRecord:
-        return await self._call(lambda store: store.put_request(record))
+        return await self._write("put_request", lambda store: store.put_request(record))
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
         return await self._call(lambda store: store.get(id))
 
     async def put_call(self, record: CallRecord) -> CallOwner:
-        return await self._call(lambda store: store.put_call(record))
+        return await self._write("put_call", lambda store: store.put_call(record))
 
     async def end_call(
         self,
@@ -125,7 +132,7 @@ class SimStore:
         trace: bytes = b"",
         ended_sequences: Sequence[RequestId] = (),
     ) -> bool:
-        return await self._call(lambda store: store.end_call(id, ballot, status, trace, ended_sequences))
+        return await self._write("end_call", lambda store: store.end_call(id, ballot, status, trace, ended_sequences))
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._call(lambda store: store.get_call(id))
@@ -133,31 +140,33 @@ class SimStore:
     async def claim_call(
         self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
     ) -> CallRecord | None:
-        return await self._call(lambda store: store.claim_call(id, ballot, owner, floor=floor, seed=seed))
+        return await self._write(
+            "claim_call", lambda store: store.claim_call(id, ballot, owner, floor=floor, seed=seed)
+        )
 
     async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
-        return await self._call(lambda store: store.hold_lease(owner, number))
+        return await self._write("hold_lease", lambda store: store.hold_lease(owner, number))
 
     async def release_lease(self, owner: OwnerId) -> None:
-        await self._call(lambda store: store.release_lease(owner))
+        await self._write("release_lease", lambda store: store.release_lease(owner))
 
     async def list_orphans(self) -> list[CallRecord]:
         return await self._call(lambda store: store.list_orphans())
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
-        return await self._call(lambda store: store.write_journal(entries))
+        return await self._write("write_journal", lambda store: store.write_journal(entries))
 
     async def write_chains(self, chains: Sequence[Sequence[ChainedWrite]]) -> list[list[WriteResult]]:
-        return await self._call(lambda store: store.write_chains(chains))
+        return await self._write("write_chains", lambda store: store.write_chains(chains))
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         return await self._call(lambda store: store.read_journal(id, start, wait_s))
 
     async def announce(self, record: WorkerRecord) -> bool:
-        return await self._call(lambda store: store.announce(record))
+        return await self._write("announce", lambda store: store.announce(record))
 
     async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
-        await self._call(lambda store: store.withdraw(id, incarnation))
+        await self._write("withdraw", lambda store: store.withdraw(id, incarnation))
 
     async def workers(self) -> list[WorkerRecord]:
         return await self._call(lambda store: store.workers())
@@ -179,21 +188,62 @@ class SimStore:
     async def _call(self, operation: Callable[[StateStore], Awaitable[Reply]]) -> Reply:
         return await self.ask(lambda: operation(self._host.store))
 
-    async def ask(self, operation: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Runs an operation in the store's process. Raises `StoreUnavailable`."""
-        await self._transmit(self._process.name)
+    async def _write(self, name: str, operation: Callable[[StateStore], Awaitable[Reply]]) -> Reply:
+        """The same for an operation that changes the store, which may run it after it was given up."""
+        store = self._host.store
+        return await self.ask(
+            lambda: operation(self._host.store), lambda at: self._straggle(name, lambda: operation(store), store, at)
+        )
+
+    async def ask(
+        self, operation: Callable[[], Awaitable[Reply]], on_lost: Callable[[float | None], None] = lambda at: None
+    ) -> Reply:
+        """Runs an operation in the store's process. Raises `StoreUnavailable`.
+
+        `on_lost` is called when its request is given up, with the time at which that would have arrived; None for one
+        whose connection broke.
+        """
+        await self._transmit(self._process.name, on_lost)
         answer = await operation()
         await self._transmit(STORE)
         return answer
 
-    async def _transmit(self, sender: str) -> None:
+    async def _transmit(self, sender: str, on_lost: Callable[[float | None], None] = lambda at: None) -> None:
         """Waits for a message's delay; raises `StoreUnavailable` for one that is lost or late."""
         now = asyncio.get_running_loop().time()
         at = self._link.arrival(sender, now)
         late = at is None or at - now > TIMEOUT_S
         await asyncio.sleep(TIMEOUT_S if at is None or late else at - now)
         if late:
+            on_lost(at)
             raise StoreUnavailable("the store did not answer in time")
+
+    def _straggle(
+        self, name: str, operation: Callable[[], Awaitable[object]], store: StateStore, held_until_s: float | None
+    ) -> None:
+        """Some requests that were given up arrive later, if their link and the process of `store` last."""
+        loop = asyncio.get_running_loop()
+        at = self._link.straggler_arrival(held_until_s, loop.time())
+        if at is not None:
+            loop.call_at(at, self._run_late, name, operation, store, context=contextvars.Context())
+
+    def _run_late(self, name: str, operation: Callable[[], Awaitable[object]], store: StateStore) -> None:
+        loop = asyncio.get_running_loop()
+        if self._host.store is not store or self._link.is_cut(self._process.name, loop.time()):
+            return
+
+        async def run() -> None:
+            with contextlib.suppress(BatonError):  # the answer goes nowhere
+                await operation()
+
+        self._network.trace.note(self._process.name, f"{name} arrives at the store, late")
+        self._late_runs.add(task := loop.create_task(run(), name=f"late-{name}"))
+        task.add_done_callback(self._ran_late)
+
+    def _ran_late(self, task: asyncio.Task[None]) -> None:
+        self._late_runs.discard(task)
+        if not task.cancelled():
+            task.result()
 
 
 class SimMediaFiles:

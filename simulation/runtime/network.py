@@ -29,6 +29,12 @@ SLOW_LINK_S = 0.15
 
 RESET_S = 0.001
 
+STRAGGLING = 0.25
+"""Share of the lost requests that arrive after their sender has given them up: they are in a kernel or on the way."""
+
+STRAGGLES_S = 1.0
+"""Longest time from then to the arrival, where no cut holds the request longer."""
+
 LATE_S = 0.25
 """Delay from which on a message is in the trace."""
 
@@ -76,9 +82,13 @@ class _Cut:
 class SimLink:
     """The link between two names. Delays and losses apply in both directions, cuts may not."""
 
-    def __init__(self, rng: Random, noise: Noise, on_late: Callable[[float], None]) -> None:
-        """`on_late` receives the delay of each message that is `LATE_S` late or more, in seconds."""
+    def __init__(self, rng: Random, late_rng: Random, noise: Noise, on_late: Callable[[float], None]) -> None:
+        """`late_rng` draws the lost requests that arrive all the same.
+
+        `on_late` receives the delay of each message that is `LATE_S` late or more, in seconds.
+        """
         self._rng = rng
+        self._late_rng = late_rng
         self._noise = noise
         self._on_late = on_late
         self._cuts: dict[str, _Cut] = {}  # by the sender that is cut off
@@ -125,6 +135,14 @@ class SimLink:
             return self._cuts[sender].until_s + self.delay_s(now)
         return None if self._rng.random() < self._noise.loss else now + self.delay_s(now)
 
+    def straggler_arrival(self, held_until_s: float | None, given_up_s: float) -> float | None:
+        """Arrival time of a request that its sender has given up; None if it never arrives.
+
+        `held_until_s`: when it would arrive by its delay or its cut; None if its connection broke.
+        """
+        is_late, late_s = self._late_rng.random() < STRAGGLING, self._late_rng.uniform(0.0, STRAGGLES_S)
+        return max(given_up_s + late_s, held_until_s or 0.0) if is_late else None
+
     def duplicate_arrival(self, first: float) -> float | None:
         """Arrival time of the duplicate of a message that arrived at `first`; None without one."""
         return first + self._rng.expovariate(1.0) if self._rng.random() < self._noise.duplicate else None
@@ -147,7 +165,10 @@ class SimNetwork:
         link = self._links.get(ends)
         if link is None:
             link = self._links[ends] = SimLink(
-                Random(f"{self._seed} {ends}"), self._noise, partial(self._late, f"{ends[0]}|{ends[1]}")
+                Random(f"{self._seed} {ends}"),
+                Random(f"{self._seed} {ends} late"),
+                self._noise,
+                partial(self._late, f"{ends[0]}|{ends[1]}"),
             )
             if self._is_calm:
                 link.stop_faults()
