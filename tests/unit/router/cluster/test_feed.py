@@ -11,7 +11,7 @@ import pytest
 from baton.domain.lifecycle import RequestState
 from baton.services.router.cluster import feed as feed_module
 from baton.services.router.cluster.feed import MAX_VIEWERS, ClusterFeed, TooManyViewers
-from baton.services.router.cluster.snapshot import MAX_REQUESTS, MAX_WORKERS
+from baton.services.router.cluster.snapshot import MAX_REQUESTS, MAX_WORKERS, ClusterSnapshot
 from baton.services.router.cluster.source import KnownWorker, OpenRequest, RouterLoad
 from baton.services.router.cluster.view import ClusterView, ViewIdentity
 from baton.telemetry.request_traces import RequestTraces
@@ -27,7 +27,6 @@ class FakeSource:
     def __init__(self) -> None:
         self.known: list[KnownWorker] = [known(record("prefill-0", 1))]
         self.open: list[OpenRequest] = []
-        self.num_builds = 0
 
     def workers(self):
         return self.known
@@ -39,11 +38,20 @@ class FakeSource:
         return self.open
 
     def load(self) -> RouterLoad:
-        self.num_builds += 1
         return RouterLoad(len(self.open), 0, 0, 0, False)
 
     def degraded(self) -> tuple[str, ...]:
         return ()
+
+
+class CountedView(ClusterView):
+    """Counts the snapshots that are built."""
+
+    num_builds = 0
+
+    def snapshot(self, tenant: str | None = None) -> ClusterSnapshot:
+        self.num_builds += 1
+        return super().snapshot(tenant)
 
 
 def open_request(n: int, tenant: str = "") -> OpenRequest:
@@ -104,20 +112,30 @@ async def test_a_slow_viewer_gets_a_snapshot_and_not_a_queue(feed: ClusterFeed, 
         assert content["requests"][0][7] == 919, "the newest state, not the oldest frame"
 
 
-async def test_frames_are_built_once_for_all_and_never_without_viewers(feed: ClusterFeed, source: FakeSource):
-    before = source.num_builds
-    assert not feed.running
+async def test_snapshots_and_frames_are_built_once_for_all(source: FakeSource):
+    now, view = [100.0], CountedView(ViewIdentity("r", "m", "1"), source, RequestTraces("r", "m"))
+    feed = ClusterFeed(view, interval_s=60.0, clock=lambda: now[0])  # its task makes no frame in this test
     async with aclosing(feed.follow(None)) as one, aclosing(feed.follow(None)) as two:
         await read(one), await read(two)
-        assert source.num_builds - before <= 2, "two viewers share the first snapshot"
+        feed.snapshot(None)
+        assert view.num_builds == 1, "viewers and readers that poll share one snapshot an interval"
+        now[0] += 60.0
+        feed.snapshot(None), feed.snapshot(None)
+        assert view.num_builds == 2, "the next interval has its own"
+        feed._send(feed_module._FeedState(view))
+        assert await read(one) == await read(two)
+        assert view.num_builds == 3, "viewers share a frame"
+    await feed.close()
+
+
+async def test_frames_are_made_only_for_viewers(feed: ClusterFeed):
+    assert not feed.running
+    async with aclosing(feed.follow(None)) as viewer:
+        await read(viewer)
         task = feed._task
         assert task is not None
     await asyncio.wait_for(task, TIMEOUT_S)
     assert not feed.running, "no viewer, no work"
-    built = source.num_builds
-    feed.snapshot(None)
-    feed.snapshot(None)
-    assert source.num_builds - built <= 1, "readers that poll share one build an interval"
 
 
 async def test_places_are_bounded_and_given_back(feed: ClusterFeed):
