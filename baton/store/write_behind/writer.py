@@ -120,6 +120,11 @@ class StoreWriter:
         """True while the call is open here, or its end is not in the store yet."""
         return id in self._queue.calls
 
+    def has_ended(self, record: CallRecord) -> bool:
+        """True if the call has ended here under the ballot of `record`, and the store does not know yet."""
+        call = self._queue.calls.get(record.id)
+        return call is not None and call.ended and call.desired.ballot == record.ballot
+
     def create(self, record: SequenceRecord) -> None:
         """Notes a new sequence. Raises `Broken` unless it is in state RECEIVED and its id is not in use here."""
         transitions.check_new_sequence(record)

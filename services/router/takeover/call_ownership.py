@@ -145,6 +145,10 @@ class CallOwnership:
         """Records the end of a sequence that the previous owner of its call did not record."""
         self._writer.record_end(record, end, num_emitted=num_emitted, failure_code=failure_code)
 
+    def has_ended(self, record: CallRecord) -> bool:
+        """True if the run of this claim of the call has ended here, and the store does not know yet."""
+        return self._writer.has_ended(record)
+
     def holds(self, id: RequestId) -> bool:
         """True while this router runs the call, or its end is not stored yet."""
         return self._writer.tracks_call(id)

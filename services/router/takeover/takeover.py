@@ -260,6 +260,8 @@ class Takeovers:
             if record.ballot > running.ballot:  # else the same claim, confirmed once more
                 running.reclaimed = record, cause
             return
+        if self._context.call_ownership.has_ended(record):  # two claims were sent, and one grant was found twice
+            return
         handle = self._context.call_ownership.adopt(record)
         log.info("takeover_started", request_id=record.id, epoch=record.epoch, cause=cause)
         TAKEOVERS_TOTAL.labels(cause).inc()

@@ -226,3 +226,36 @@ async def test_a_claim_that_is_found_after_the_close_starts_nothing():
         await world.beats(1)
         assert (world.takeovers.runs, world.takeovers._takeovers) == ([], {})
         assert await world.stored() == (CallStatus.OPEN, 2)
+
+
+async def test_a_claim_of_the_lease_that_a_reader_repeats_runs_once():
+    """The lease's claim is granted while the reader's is on its way. The run is over before the store knows."""
+    async with router_world() as world:
+        found = await world.store.get_call(CALL.id)
+        assert found is not None
+        claim, asked, answered = world.store.claim_call, asyncio.Event(), asyncio.Event()
+
+        async def answer_late(*args: Any, **kwargs: Any) -> CallRecord | None:
+            claimed = await claim(*args, **kwargs)
+            asked.set()
+            await answered.wait()
+            return claimed
+
+        world.store.claim_call = answer_late  # type: ignore[method-assign]
+        claiming = asyncio.create_task(world.lease._claim([found], world.clock.now))
+        await asked.wait()
+        world.store.claim_call = claim  # type: ignore[method-assign]
+        await world.takeovers.attend(CALL.id, found)
+        answered.set()
+        await claiming
+        await asyncio.sleep(0)
+        run = world.takeovers._takeovers[CALL.id]
+        run.abandoned = run.task.cancel()
+        await asyncio.gather(run.task, return_exceptions=True)
+        stored = await world.store.get_call(CALL.id)
+        assert stored is not None
+        assert stored.status is CallStatus.OPEN
+        await world.beats(1)
+        assert (world.takeovers.runs, world.takeovers._takeovers) == ([2], {})
+        assert not world.lease.is_claiming(CALL.id)
+        assert await world.stored() == (CallStatus.ABANDONED, 2)
