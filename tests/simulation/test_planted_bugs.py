@@ -95,7 +95,7 @@ def test_a_planted_bug_is_found(policies: PolicyClasses, rules: set[str], first:
 @pytest.mark.parametrize(
     ("scheduler", "first", "rules"),
     [
-        pytest.param(planted_bugs.SettlesTreesBeforeTheWalk, 152, {"I2"}, id="settled before the walk"),
+        pytest.param(planted_bugs.SettlesTreesBeforeTheWalk, 574, {"I2"}, id="settled before the walk"),
         pytest.param(planted_bugs.AcceptsTreesBehindAFinish, 4, {"crash", "I2", "I4"}, id="behind a finish"),
     ],
 )
