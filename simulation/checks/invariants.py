@@ -23,9 +23,10 @@ BACKGROUND = frozenset(
         "worker-session",
         "session-connection",
         "session-writer",
+        "/baton.v1.Handoff/Renew None",
     }
 )
-"""Names of tasks that run as long as their process."""
+"""Names of tasks that run as long as their process, and of the call that links repeat at rest."""
 
 
 class Violation(Exception):

@@ -2,9 +2,10 @@
 
 An attempt runs from its reservation until its router ends or replaces it. Its router, its workers and the store are
 well if no fault hit one of them, or a link between two. Progress is a change of the request's state, or an effect of an
-engine for the request: a chunk, a seal, tokens, a commit, an end. Uploads of images name no request, so a fault of an
-encode worker excuses every silence. Attempts that wait for room have not begun: a queue
-is no silence. Called by `run`, on the trace: a check that runs beside the cluster would move its clock.
+engine for the request: a chunk, a seal, tokens, a commit, an end. Uploads of images name no request: a fault of an
+encode worker excuses every silence, and one of a prefill worker where the router says that it waited for that one.
+Attempts that wait for room have not begun: a queue is no silence. Called by `run`, on the trace: a check that runs
+beside the cluster would move its clock.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ breakers keep attempts from beginning."""
 
 _RUNNING = {RequestState.RESERVED, RequestState.PREFILLING, RequestState.SEALED, RequestState.DECODING}
 _STATE = re.compile(r"log request_state .* state=(\w+)$")
+_SUSPECTED = re.compile(r"log worker_suspected worker=(\S+) ")
 _CALL = re.compile("->|=>|-x")
 _WORKERS = ("prefill-", "decode-", "encode-")
 
@@ -121,6 +123,8 @@ class _AttemptsCheck:
         elif _CALL.search(entry.source):
             names = self._asked.setdefault(id, set()) if attempt is None else attempt.names
             names.update(_CALL.split(entry.source))
+        elif attempt is not None and (worker := _SUSPECTED.match(entry.text)):
+            attempt.names.add(worker[1])
         elif attempt is not None and _is_effect(entry):
             self._check_silence(id, entry.at_s)
             attempt.progress_at_s = entry.at_s

@@ -9,7 +9,7 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, RequestId
 from baton.worker.handoff.handoff_ends import HandoffEnds
 from baton.worker.handoff.handoff_log import HandoffLog
-from simulation.checks.invariants import Violation
+from simulation.checks.invariants import Violation, check_no_tasks
 from simulation.checks.silence import RULE, check_silence, max_silence_s
 from simulation.policies import CONFIG, PolicyClasses
 from simulation.report import describe
@@ -143,6 +143,24 @@ def test_lost_and_late_messages_excuse_a_silence():
         TraceEntry(2.5, "decode-0", "late for 0.900 s, a read"),
     ):
         assert not found([state(2.0, "prefilling"), CALL, line, state(LATE_S, "failed")])
+
+
+def test_a_worker_that_the_router_waited_for_belongs_to_the_attempt():
+    """An upload names no request; its router says which worker did not take it (seed 9804999)."""
+    cut = FaultPlan(SimFaultKind.CUT, 1.9, MAX_S + 1.0, "router-0", "prefill-2")
+    line = f"log worker_suspected worker=prefill-2 code=worker_lost request_id={ID} attempt=1"
+    suspected = TraceEntry(LATE_S, "router-0", line, ID)
+    assert not found([state(2.0, "prefilling"), suspected, state(LATE_S, "interrupted")], QUIET, cut)
+    assert found([state(2.0, "prefilling"), state(LATE_S, "interrupted")], QUIET, cut)
+    other = replace(suspected, text=line.replace("prefill-2", "prefill-1"))
+    assert found([state(2.0, "prefilling"), other, state(LATE_S, "interrupted")], QUIET, cut)
+
+
+def test_only_what_links_repeat_may_be_under_way_at_rest():
+    """A renewal whose answer is on its way when the run ends is no wait (seed 9805475)."""
+    check_no_tasks("prefill-0", ["background", "/baton.v1.Handoff/Renew None"])
+    with pytest.raises(Violation, match="still waits in"):
+        check_no_tasks("prefill-0", ["/baton.v1.Handoff/Watch r0/1"])
 
 
 def test_a_deadline_in_an_idle_cluster_without_faults_is_found():
