@@ -147,13 +147,19 @@ async def test_deltas_of_other_routers_are_added_once():
     assert queues[0].charges() == {"alice": 124.0, "bob": 10.0}, "what others served is no charge of this router"
 
 
-async def test_a_restarted_router_starts_its_totals_anew():
+def served_router() -> tuple[MemoryTenantStore, AdmissionQueue, ServiceSync]:
+    """A router that has served alice and bob, its store, and what exchanges its totals."""
     clock = Clock()
     store = MemoryTenantStore(clock)
     queue = AdmissionQueue(AdmissionLimits(1))
     for tenant in ("alice", "bob"):
         queue.release(queue.admit(SlotSpec(tenant, 10, 1), 0.0), 0.0)
     sync = ServiceSync(store, OwnerId("here/1"), queue, limiter(store, clock))
+    return store, queue, sync
+
+
+async def test_a_restarted_router_starts_its_totals_anew():
+    store, queue, sync = served_router()
     name = pseudonyms(OPEN_CLUSTER)("alice")
     service = queue.tenant("alice").service
     for owner, total in [("there/1", 500.0), ("there/2", 20.0), ("there/2", 50.0)]:
@@ -163,12 +169,7 @@ async def test_a_restarted_router_starts_its_totals_anew():
 
 
 async def test_a_total_that_no_router_serves_is_not_counted():
-    clock = Clock()
-    store = MemoryTenantStore(clock)
-    queue = AdmissionQueue(AdmissionLimits(1))
-    for tenant in ("alice", "bob"):
-        queue.release(queue.admit(SlotSpec(tenant, 10, 1), 0.0), 0.0)
-    sync = ServiceSync(store, OwnerId("here/1"), queue, limiter(store, clock))
+    store, queue, sync = served_router()
     name = pseudonyms(OPEN_CLUSTER)("alice")
     service = queue.tenant("alice").service
     for total in (0.0, 1.7e308, -1.7e308, 5.0, 8.0):
