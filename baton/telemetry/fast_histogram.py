@@ -1,36 +1,46 @@
 """A histogram cheap enough for every token: one bisection and two additions, without a lock.
 
-One thread adds to a child; `/metrics` reads the counts of all children. `prometheus_client.Histogram` takes a lock for
-each bucket and costs several times as much.
+One thread adds to a child; `/metrics` reads the counts of all children. `prometheus_client.Histogram` takes two locks
+an observation and costs several times as much.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import Exemplar, HistogramMetricFamily
 
 
 class FastHistogramChild:
-    """The counts of one label set. `counts[i]`: observations at most `bounds[i]` and over `bounds[i - 1]`."""
+    """The counts of one label set. `counts[i]`: observations at most `bounds[i]` and over `bounds[i - 1]`.
 
-    __slots__ = ("_bounds", "counts", "sum")
+    `exemplars`: the latest one of each bucket that has one.
+    """
+
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float) -> None:
-        """Adds one observation."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, exemplar: Mapping[str, str] | None = None, unix_s: float | None = None) -> None:
+        """Adds one observation. `exemplar`: labels of an OpenMetrics exemplar; it stays until the bucket's next one.
+
+        `unix_s`: its time.
+        """
+        bucket = bisect_left(self._bounds, value)
+        self.counts[bucket] += 1
         self.sum += value
+        if exemplar is not None:
+            self.exemplars[bucket] = Exemplar(dict(exemplar), value, unix_s)
 
 
 class FastHistogram:
-    """A histogram metric; registers itself."""
+    """A histogram metric; registers itself. One without labels has its series from the start."""
 
     def __init__(
         self,
@@ -45,6 +55,8 @@ class FastHistogram:
         self._labelnames = tuple(labelnames)
         self._bounds = tuple(buckets)
         self._children: dict[tuple[str, ...], FastHistogramChild] = {}
+        if not self._labelnames:
+            self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> FastHistogramChild:
@@ -55,6 +67,10 @@ class FastHistogram:
                 raise ValueError(f"{self._name} has labels {self._labelnames}, not {values}")
             child = self._children[values] = FastHistogramChild(self._bounds)
         return child
+
+    def observe(self, value: float) -> None:
+        """Adds one observation. Raises `ValueError` if the metric has labels."""
+        self.labels().observe(value)
 
     @property
     def bounds(self) -> tuple[float, ...]:
@@ -73,10 +89,12 @@ class FastHistogram:
         """The metric with all its children; part of prometheus_client's collector interface."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
         for values, child in list(self._children.items()):
-            total, buckets = 0, []
-            for bound, count in zip((*self._bounds, "+Inf"), tuple(child.counts), strict=True):
+            total, buckets = 0, list[tuple[str, float] | tuple[str, float, Exemplar]]()
+            for bucket, (bound, count) in enumerate(zip((*self._bounds, "+Inf"), tuple(child.counts), strict=True)):
                 total += count
-                buckets.append((str(bound), float(total)))
+                exemplar = child.exemplars.get(bucket)
+                shown = str(bound), float(total)
+                buckets.append(shown if exemplar is None else (*shown, exemplar))
             family.add_metric(values, buckets, child.sum)
         return [family]
 

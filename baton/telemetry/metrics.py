@@ -60,7 +60,7 @@ HUNG_UP_CLIENTS_TOTAL = Counter(
     "baton_hung_up_clients", "Connections that the router closed because the client did not read.", registry=REGISTRY
 )
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
-HTTP_REQUEST_SECONDS = Histogram(
+HTTP_REQUEST_SECONDS = FastHistogram(
     "baton_http_request_seconds", "To the last byte sent.", ["route"], buckets=LATENCY_BUCKETS_S, registry=REGISTRY
 )
 UNKNOWN_FIELDS_TOTAL = Counter(
@@ -84,7 +84,7 @@ REQUEST_STAGE_SECONDS = FastHistogram(
     buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
-TTFT_SECONDS = Histogram(
+TTFT_SECONDS = FastHistogram(
     "baton_ttft_seconds",
     "Arrival to first token sent.",
     ["path"],
@@ -98,26 +98,25 @@ ITL_SECONDS = FastHistogram(
     buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
-FIRST_ITL_SECONDS = Histogram(
+FIRST_ITL_SECONDS = FastHistogram(
     "baton_first_itl_seconds",
     "First to second token: the gap in which the transfer's tail shows.",
     ["path"],
     buckets=LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
-TPOT_SECONDS = Histogram(
-    "baton_tpot_seconds",
-    "Mean time of a sequence's tokens after the first.",
-    buckets=LATENCY_BUCKETS_S,
-    registry=REGISTRY,
+TPOT_SECONDS = FastHistogram(
+    "baton_tpot_seconds", "Mean time of a sequence's tokens after the first.", [], LATENCY_BUCKETS_S, registry=REGISTRY
 )
-PROMPT_LENGTH_TOKENS = Histogram(
-    "baton_prompt_length_tokens", "Prompt tokens of a request.", buckets=LENGTH_BUCKETS, registry=REGISTRY
+PROMPT_LENGTH_TOKENS = FastHistogram(
+    "baton_prompt_length_tokens", "Prompt tokens of a request.", [], buckets=LENGTH_BUCKETS, registry=REGISTRY
 )
-OUTPUT_LENGTH_TOKENS = Histogram(
-    "baton_output_length_tokens", "Output tokens of a sequence.", buckets=LENGTH_BUCKETS, registry=REGISTRY
+OUTPUT_LENGTH_TOKENS = FastHistogram(
+    "baton_output_length_tokens", "Output tokens of a sequence.", [], buckets=LENGTH_BUCKETS, registry=REGISTRY
 )
-E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=LATENCY_BUCKETS_S, registry=REGISTRY)
+E2E_SECONDS = FastHistogram(
+    "baton_e2e_seconds", "Arrival to end.", ["path"], buckets=LATENCY_BUCKETS_S, registry=REGISTRY
+)
 
 # --- tenants (router, from `series.tenant_series` only) ---
 TENANT_REQUESTS_TOTAL = Counter(
@@ -132,7 +131,7 @@ TENANT_TOKENS_TOTAL = Counter(
     ["tenant", "kind"],
     registry=REGISTRY,
 )
-TENANT_TTFT_SECONDS = Histogram(
+TENANT_TTFT_SECONDS = FastHistogram(
     "baton_tenant_ttft_seconds",
     "Arrival to first token sent, by tenant.",
     ["tenant"],

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from baton.domain.errors import BatonError, Broken, Cancelled, Refused
 from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext
@@ -23,6 +24,7 @@ from baton.telemetry.request_trace import (
     RequestTrace,
     Stage,
     TraceEvent,
+    encode_trace,
 )
 from baton.telemetry.sequence_timer import SequenceTimer
 
@@ -30,6 +32,8 @@ Clock = Callable[[], float]
 
 MAX_EXEMPLAR_CHARS = 64
 """Of one label; OpenMetrics allows 128 characters for all names and values together."""
+
+_requests_total = cache(metrics.REQUESTS_TOTAL.labels)  # the metric keeps its children, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class RequestOrigin:
 
 
 class RequestTimer:
-    """`arrived_s` is a time of `clock`. `on_end` gets the trace, once; it returns whether the request is notable."""
+    """`arrived_s` is a time of `clock`. `on_end` gets the ended timer, once; it returns whether it is notable."""
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class RequestTimer:
         arrived_s: float,
         router: str = "",
         model: str = "",
-        on_end: Callable[[RequestTrace], bool] | None = None,
+        on_end: Callable[[RequestTimer], bool] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.origin = origin
@@ -66,11 +70,12 @@ class RequestTimer:
         self._router = router
         self._model = model
         self._on_end = on_end
-        self._arrived_unix_us = round(1e6 * (time.time() - (clock() - arrived_s)))
+        self.arrived_unix_us = round(1e6 * (time.time() - (clock() - arrived_s)))
         self._num_prompt_tokens = 0
         self._stream = False
         self._events: list[TraceEvent] = []
         self._trace: RequestTrace | None = None
+        self._encoded: bytes | None = None
 
     @property
     def context(self) -> TraceContext:
@@ -81,6 +86,14 @@ class RequestTimer:
     def ended(self) -> bool:
         """True after `end`."""
         return self._trace is not None
+
+    @property
+    def encoded(self) -> bytes:
+        """`encode_trace` of the trace, made once. Only after `end`."""
+        assert self._trace is not None
+        if self._encoded is None:
+            self._encoded = encode_trace(self._trace)
+        return self._encoded
 
     def stamp(self, stage: Stage) -> None:
         """READ or PARSE is over."""
@@ -104,7 +117,8 @@ class RequestTimer:
 
     def us(self, at_s: float) -> int:
         """Whole microseconds from the arrival to `at_s`, never negative."""
-        return max(0, round(1e6 * (at_s - self.arrived_s)))
+        us = round(1e6 * (at_s - self.arrived_s))
+        return us if us > 0 else 0
 
     def end(self, outcome: Outcome, code: str = "", status: int = 200, *, client_gone: bool = False) -> RequestTrace:
         """Makes the trace, passes it on and records metrics. Later calls return the first call's trace.
@@ -114,8 +128,8 @@ class RequestTimer:
         if self._trace is None:
             now_s = self.clock()
             self._trace = self._make_trace(outcome, code, status, client_gone, now_s)
-            notable = self._on_end is not None and self._on_end(self._trace)
-            self._record_metrics(outcome, code, self._exemplar(notable))
+            notable = self._on_end is not None and self._on_end(self)
+            self._record_metrics(self._trace, self._exemplar(notable))
         return self._trace
 
     def fail(self, error: BaseException, status: int, *, client_gone: bool = False) -> RequestTrace:
@@ -128,15 +142,16 @@ class RequestTimer:
         return self._trace or self._make_trace(Outcome.RUNNING, "", 0, False, self.clock())
 
     def _make_trace(self, outcome: Outcome, code: str, status: int, client_gone: bool, now_s: float) -> RequestTrace:
-        first = min((s for s in self.sequences if s.first_s is not None), key=_first_s, default=None)
-        shown = first or (self.sequences[0] if self.sequences else SequenceTimer(self, 0))
-        context = self.context
+        shown, context = self._shown_sequence(), self.origin.context
+        output_tokens = 0
+        for sequence in self.sequences:
+            output_tokens += sequence.num_tokens
         return RequestTrace(
             id=self.id,
             router=self._router,
             model=self._model,
             endpoint=self.origin.endpoint,
-            arrived_unix_us=self._arrived_unix_us,
+            arrived_unix_us=self.arrived_unix_us,
             outcome=outcome,
             e2e_us=self.us(now_s),
             http_request_id=context.http_request_id,
@@ -150,15 +165,25 @@ class RequestTimer:
             private=self.private,
             prompt_tokens=self._num_prompt_tokens,
             cached_tokens=self.cached_tokens,
-            output_tokens=sum(sequence.num_tokens for sequence in self.sequences),
+            output_tokens=output_tokens,
             code=code,
             status=status,
             client_gone=client_gone,
-            ttft_us=None if first is None or first.first_s is None else self.us(first.first_s),
+            ttft_us=None if shown.first_s is None else self.us(shown.first_s),
             stages=shown.stages(now_s, finished=outcome is Outcome.FINISHED),
-            sequences=tuple(sequence.trace(now_s) for sequence in self.sequences[:MAX_SEQUENCES]),
+            sequences=tuple([sequence.trace(now_s) for sequence in self.sequences[:MAX_SEQUENCES]]),
             events=tuple(self._events),
         )
+
+    def _shown_sequence(self) -> SequenceTimer:
+        """The one whose token came first; the first one before any token."""
+        shown: SequenceTimer | None = None
+        for sequence in self.sequences:
+            if shown is None or (
+                sequence.first_s is not None and (shown.first_s is None or sequence.first_s < shown.first_s)
+            ):
+                shown = sequence
+        return SequenceTimer(self, 0) if shown is None else shown
 
     def _exemplar(self, notable: bool) -> dict[str, str] | None:
         """The labels of an OpenMetrics exemplar. Only sampled and notable requests have one: it doubles the cost."""
@@ -167,15 +192,17 @@ class RequestTimer:
         ids = {"request_id": self.id, "trace_id": self.context.trace_id}
         return {name: id[:MAX_EXEMPLAR_CHARS] for name, id in ids.items() if id}
 
-    def _record_metrics(self, outcome: Outcome, code: str, exemplar: dict[str, str] | None) -> None:
+    def _record_metrics(self, trace: RequestTrace, exemplar: dict[str, str] | None) -> None:
+        # A request of one sequence that finished has the sequence's stages, but for the end of the last one.
+        known = trace.stages if len(self.sequences) == 1 and trace.outcome is Outcome.FINISHED else ()
         for sequence in self.sequences:
             if sequence.finish_reason:
-                metrics.REQUESTS_TOTAL.labels(Outcome.FINISHED.value, sequence.finish_reason).inc()
-                sequence.record_latencies(exemplar)
+                _requests_total(Outcome.FINISHED.value, sequence.finish_reason).inc()
+                sequence.record_latencies(exemplar, known)
             else:
-                metrics.REQUESTS_TOTAL.labels(outcome.value, code).inc()
+                _requests_total(trace.outcome.value, trace.code).inc()
         if not self.sequences:
-            metrics.REQUESTS_TOTAL.labels(outcome.value, code).inc()
+            _requests_total(trace.outcome.value, trace.code).inc()
 
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:
@@ -191,7 +218,3 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
             return Outcome.FAILED, error.code
         case _:
             return Outcome.FAILED, Broken.code
-
-
-def _first_s(sequence: SequenceTimer) -> float:
-    return float("inf") if sequence.first_s is None else sequence.first_s

@@ -30,6 +30,8 @@ class Stage(enum.Enum):
     encoded, behind PREFILL_QUEUE for those that prefill did.
     """
 
+    __hash__ = object.__hash__  # members are single objects; enum's own is a Python call, 30 times a request
+
     READ = "read"
     PARSE = "parse"
     ADMIT = "admit"

@@ -7,12 +7,13 @@ requests cannot push out the evidence. One event loop owns it. A view that fails
 from __future__ import annotations
 
 import enum
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
-from baton.telemetry.logs import get_logger
+from baton.telemetry.logs import get_logger, shows
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
-from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, encode_trace, log_fields
+from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, log_fields
 from baton.telemetry.series import request_series
 from baton.telemetry.series.tenant_series import TenantSeries
 
@@ -89,25 +90,26 @@ class RequestTraces:
         """Traces of requests that ended, newest first."""
         return (decode_trace(data) for data in (self._notable if notable else self._recent).newest())
 
-    def _end(self, trace: RequestTrace) -> bool:
+    def _end(self, timer: RequestTimer) -> bool:
         """Records the trace; returns whether it is notable."""
+        trace, notable = timer.snapshot(), False
         self._running.pop(trace.id, None)
-        notable = False
         try:
             self._tenants.observe(trace)
             request_series.observe(trace)
             notable = self._is_notable(trace)
-            self._record(trace, notable)
+            self._record(timer, trace, notable)
         except Exception:
             log.exception("request_trace_failed", request_id=trace.id)
         return notable
 
-    def _record(self, trace: RequestTrace, notable: bool) -> None:
-        if self._request_log is RequestLog.ALL or (notable and self._request_log is RequestLog.NOTABLE):
+    def _record(self, timer: RequestTimer, trace: RequestTrace, notable: bool) -> None:
+        is_logged = self._request_log is RequestLog.ALL or (notable and self._request_log is RequestLog.NOTABLE)
+        if is_logged and shows(logging.INFO):
             log.info("request_end", **log_fields(trace))
         if not trace.id:
             return  # refused before it had an id
-        data = encode_trace(trace)
+        data = timer.encoded
         self._recent.add(trace.id, data)
         if notable:
             self._notable.add(trace.id, data)
@@ -115,10 +117,8 @@ class RequestTraces:
             sink(trace, data)
 
     def _is_notable(self, trace: RequestTrace) -> bool:
-        attempts = [attempt for sequence in trace.sequences for attempt in sequence.attempts]
-        preempted = any(a.decode_times is not None and a.decode_times.num_preemptions for a in attempts)
         slow = self._is_slow(trace.e2e_us)
-        return trace.outcome is Outcome.FAILED or trace.num_attempts > trace.n or preempted or slow
+        return slow or trace.outcome is Outcome.FAILED or trace.num_attempts > trace.n or _was_preempted(trace)
 
     def _is_slow(self, e2e_us: int) -> bool:
         self._latencies.append(e2e_us)
@@ -127,6 +127,14 @@ class RequestTraces:
             self._num_until_sample = _SAMPLE_REQUESTS
             self._slow_us = sorted(self._latencies)[int((1 - SLOW_FRACTION) * len(self._latencies))]
         return self._slow_us is not None and e2e_us >= self._slow_us
+
+
+def _was_preempted(trace: RequestTrace) -> bool:
+    for sequence in trace.sequences:
+        for attempt in sequence.attempts:
+            if attempt.decode_times is not None and attempt.decode_times.num_preemptions:
+                return True
+    return False
 
 
 class _Ring:

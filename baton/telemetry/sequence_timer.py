@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _BEFORE_TOKEN = (Stage.ADMIT, Stage.RETRY, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
 _OF_ATTEMPT = (Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
+_STAGE_NAMES = {stage: stage.value for stage in Stage}
 _IN_PROGRESS = (Stage.READ, Stage.PARSE, Stage.ADMIT, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL, Stage.EMIT)
+
+_stage_seconds = metrics.REQUEST_STAGE_SECONDS.labels
 
 
 @dataclass(slots=True)
@@ -160,31 +163,33 @@ class SequenceTimer:
             if self._attempt is not None:
                 self._attempt.end_s = self._finished_s
 
-    def record_latencies(self, exemplar: dict[str, str] | None) -> None:
+    def record_latencies(self, exemplar: dict[str, str] | None, known: tuple[StageTime, ...] = ()) -> None:
         """Adds a finished sequence to the latency metrics, TTFT and E2E with `exemplar`. `RequestTimer.end` calls it
-        once."""
-        request, end_s = self.request, self._finished_s
+        once. `known`: its stages up to a later time, the end of the request; only the last one of them is longer."""
+        path, end_s = self.path, self._finished_s
         assert end_s is not None
-        for stage in self.stages(end_s, finished=True):
-            metrics.REQUEST_STAGE_SECONDS.labels(stage.stage.value).observe(stage.duration_us / 1e6)
+        end_us = self.request.us(end_s)
+        unix_s = 1e-6 * (self.request.arrived_unix_us + end_us)
+        for stage in known or self.stages(end_s, finished=True):
+            us = end_us - stage.start_us if stage.stage is Stage.FINISH else stage.duration_us
+            _stage_seconds(_STAGE_NAMES[stage.stage]).observe(us / 1e6)
         if self.first_s is not None:
-            metrics.TTFT_SECONDS.labels(self.path).observe(request.us(self.first_s) / 1e6, exemplar)
-        metrics.E2E_SECONDS.labels(self.path).observe(request.us(end_s) / 1e6, exemplar)
+            metrics.TTFT_SECONDS.labels(path).observe(self.request.us(self.first_s) / 1e6, exemplar, unix_s)
+        metrics.E2E_SECONDS.labels(path).observe(end_us / 1e6, exemplar, unix_s)
 
     def stages(self, end_s: float, *, finished: bool) -> tuple[StageTime, ...]:
         """The partition of the time from arrival to `end_s`: gapless, none negative.
 
         A stage without a stamp lends its time to the next one. An unfinished sequence ends in its current stage.
         """
-        us, end_us = self.request.us, self.request.us(end_s)
+        us, end_us, stamps = self.request.us, self.request.us(end_s), self._stamps
         first_us = end_us if self.first_s is None else min(us(self.first_s), end_us)
-        ends = [(stage, us(at)) for stage, at in self.request.stamps.items()]
-        ends += [(stage, us(self._stamps[stage])) for stage in _BEFORE_TOKEN if stage in self._stamps]
+        attempt = self._first_attempt or self._attempt
         parts: list[StageTime] = []
         before = 0
-        for stage, at_us in ends:
-            at_us = min(max(before, at_us), first_us)
-            before = _append(parts, stage, before, at_us, self._first_attempt or self._attempt)
+        own = [(stage, stamps[stage]) for stage in _BEFORE_TOKEN if stage in stamps]
+        for stage, at_s in (*self.request.stamps.items(), *own):
+            before = _append(parts, stage, before, min(max(before, us(at_s)), first_us), attempt)
         if self.first_s is None:
             _append(parts, Stage.FINISH if finished else self._current_stage(), before, end_us, None)
             return tuple(parts)
@@ -205,7 +210,7 @@ class SequenceTimer:
             max_gap_us=round(1e6 * self._max_gap_s) if self._max_gap_at else None,
             max_gap_at_token=self._max_gap_at or None,
             num_attempts=self._num_attempts,
-            attempts=tuple(self._attempt_trace(attempt, now_s) for attempt in self._attempts),
+            attempts=tuple([self._attempt_trace(attempt, now_s) for attempt in self._attempts]),
         )
 
     def _report_replay(self, attempt: _Attempt) -> None:

@@ -42,7 +42,7 @@ from baton.services.router.text.parsers.base import joined_calls
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, Durability
 from baton.telemetry.request_timer import RequestTimer
-from baton.telemetry.request_trace import Outcome, encode_trace
+from baton.telemetry.request_trace import Outcome
 
 log = structlog.get_logger(__name__)
 
@@ -154,13 +154,13 @@ class GenerationResponse(Response):
         if error is None:
             sequences = self._timer.sequences
             reason = sequences[0].finish_reason if sequences else FinishReason.LENGTH.value  # none: an echo alone
-            trace = self._timer.end(Outcome.FINISHED, reason)
+            self._timer.end(Outcome.FINISHED, reason)
         else:
             status = error_response(error).status if status is None else status
-            trace = self._timer.fail(error, status, client_gone=isinstance(error, Cancelled))
+            self._timer.fail(error, status, client_gone=isinstance(error, Cancelled))
         if self._stream is not None and self._stream.generated:
             error = None  # the journal is complete: nothing is left to take over
-        self._ownership.end(error, encode_trace(trace))
+        self._ownership.end(error, self._timer.encoded)
 
 
 def response_headers(request: ValidRequest, durability: Durability) -> dict[str, str]:

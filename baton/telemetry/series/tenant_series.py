@@ -5,11 +5,18 @@ Tenants come from a file of keys, so there may be many: those beyond `MAX_TENANT
 
 from __future__ import annotations
 
+from functools import cache
+
 from baton.telemetry import metrics
 from baton.telemetry.request_trace import RequestTrace
 
 MAX_TENANTS = 100
 OTHERS = "other"
+
+_KINDS = ("prompt", "cached", "output")
+
+_requests = cache(metrics.TENANT_REQUESTS_TOTAL.labels)  # a metric keeps its children, too
+_tokens = cache(metrics.TENANT_TOKENS_TOTAL.labels)
 
 
 class TenantSeries:
@@ -21,10 +28,11 @@ class TenantSeries:
     def observe(self, trace: RequestTrace) -> None:
         """Counts one request that has ended."""
         tenant = self._label(trace.tenant)
-        metrics.TENANT_REQUESTS_TOTAL.labels(tenant, trace.outcome.value).inc()
-        tokens = {"prompt": trace.prompt_tokens, "cached": trace.cached_tokens, "output": trace.output_tokens}
-        for kind, count in tokens.items():
-            metrics.TENANT_TOKENS_TOTAL.labels(tenant, kind).inc(count)
+        _requests(tenant, trace.outcome.value).inc()
+        for kind, count in zip(_KINDS, (trace.prompt_tokens, trace.cached_tokens, trace.output_tokens), strict=True):
+            counter = _tokens(tenant, kind)  # shown even while it is 0
+            if count:
+                counter.inc(count)
         if trace.ttft_us is not None:
             metrics.TENANT_TTFT_SECONDS.labels(tenant).observe(1e-6 * trace.ttft_us)
 

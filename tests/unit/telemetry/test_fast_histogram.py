@@ -28,6 +28,27 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if "_created" not in line}
 
 
+def test_an_exemplar_stays_on_its_bucket_until_the_next_one():
+    ours = CollectorRegistry()
+    histogram = FastHistogram("x_seconds", "X.", ["path"], BOUNDS, ours).labels("split")
+    histogram.observe(0.05, {"request_id": "a"})
+    histogram.observe(0.5, {"request_id": "b"})
+    histogram.observe(0.6, {"request_id": "c"}, 1_790_000_000.0)
+    histogram.observe(0.7)
+    [family] = ours.collect()
+    exemplars = {each.labels["le"]: each.exemplar for each in family.samples if each.exemplar is not None}
+    shown = {bound: (each.labels["request_id"], each.value, each.timestamp) for bound, each in exemplars.items()}
+    assert shown == {"0.1": ("a", 0.05, None), "1.0": ("c", 0.6, 1_790_000_000.0)}
+
+
+def test_one_without_labels_shows_its_series_from_the_start():
+    ours = CollectorRegistry()
+    histogram = FastHistogram("x_seconds", "X.", [], BOUNDS, ours)
+    assert samples(ours)["x_seconds_count"] == 0.0
+    histogram.observe(0.5)
+    assert samples(ours)["x_seconds_sum"] == 0.5
+
+
 def test_labels_must_fit():
     with pytest.raises(ValueError, match="has labels"):
         FastHistogram("x_seconds", "X.", ["path"], BOUNDS, CollectorRegistry()).labels("a", "b")

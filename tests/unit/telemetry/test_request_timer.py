@@ -41,8 +41,8 @@ class Run:
         self.at(0.001).stamp(Stage.READ)
         self.at(0.002).begin("call-1", num_sequences, 812, stream=True)
 
-    def _keep(self, trace: RequestTrace) -> bool:
-        self.traces.append(trace)
+    def _keep(self, timer: RequestTimer) -> bool:
+        self.traces.append(timer.snapshot())
         return False
 
     def at(self, seconds: float) -> RequestTimer:
