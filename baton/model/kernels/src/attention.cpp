@@ -250,7 +250,7 @@ class Tile {
             small_m_scores(small_m(), num_queries_, keys_, num_keys, layer_.k_dim, prefetch_values);
             return;
         }
-        Prefetcher<T> prefetcher(values_, num_keys, layer_.v_dim, padded / kWidth * num_k_steps_);
+        Prefetcher<T> prefetcher(values_, num_keys, layer_.v_dim, num_column_blocks(padded, num_k_steps_));
         with_constant(num_queries_, [&](auto count) {
             register_scores<T, count>({query_, num_k_steps_, num_k_steps_}, keys_, padded, layer_.k_dim,
                                       {scores_, kTileKeys, true}, [&prefetcher] { prefetcher.prefetch_step(); });

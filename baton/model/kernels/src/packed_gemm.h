@@ -86,11 +86,11 @@ constexpr int gathered(int lane, int odd) {  // even or odd quarters of one vect
     constexpr int kTaken = kWidth > 4 ? kWidth / 8 : 1;
     return (lane / 4 % kTaken * 2 + odd) * 4 + lane % 4 + (lane / 4 >= kTaken ? kWidth : 0);
 }
-template <int kStride, int... kLane>
+template <int kStride, int kRows = kWidth, int... kLane>
 BATON_INLINE void transpose_step(Vec* rows, std::integer_sequence<int, kLane...>) {
     constexpr bool kWithinQuarter = kStride < 4;
 #pragma GCC unroll 16
-    for (int i = 0; i < kWidth; i++) {
+    for (int i = 0; i < kRows; i++) {
         if (i & kStride) continue;
         const Vec a = rows[i], b = rows[i + kStride];
         rows[i] = __builtin_shufflevector(a, b, (kWithinQuarter ? interleaved(kLane, 0) : gathered(kLane, 0))...);
