@@ -68,6 +68,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _num_stalled_checks = 0
     on_writable: Callable[[], None] | None = None  # of the response that is written
     too_slow = False  # see `RequestConnection`
+    lost = False  # the same
+    on_lost: Callable[[], None] | None = None  # the same
 
     # --- the transport's callbacks ---
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -83,8 +85,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().connection_lost(exc)
+        self.lost = True
         if self.on_writable is not None:
             self.on_writable()
+        if self.on_lost is not None:
+            self.on_lost()
 
     def pause_writing(self) -> None:
         """The transport is full: the response waits."""
