@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,9 +22,9 @@ from baton.domain.errors import Cancelled, Superseded
 from baton.domain.request import FinishReason
 from baton.services.router.edge import sse
 from baton.services.router.edge.disconnect import cancel_on_disconnect
+from baton.services.router.edge.headers import unknown_fields_header
 from baton.services.router.edge.http_errors import error_response
 from baton.services.router.edge.sink import body_sink
-from baton.services.router.edge.unknown_fields import unknown_fields_header
 from baton.services.router.generation import Dispatcher
 from baton.services.router.openai.request_parser import ParsedRequest, RawRequest
 from baton.services.router.openai.response_builder import FinishedChoice
@@ -104,7 +103,7 @@ class GenerationResponse(Response):
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send, stream: TokenStream) -> None:
         """Sends the events. Raises no error after the first byte."""
-        with_ids = self._context.always_ids or sse.accepts_event_ids(Headers(scope=scope))
+        with_ids = self._context.always_ids or sse.accepts_event_ids(scope)
         events = SseStream(send, self._parsed, stream, with_ids=with_ids, sink=body_sink(scope, send))
         running = events.run(self._call_headers, self._context.ping_interval_s, self._timer.sequences)
         try:

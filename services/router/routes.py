@@ -36,6 +36,8 @@ from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
 from baton.services.router.edge.body import read_body
 from baton.services.router.edge.body_budget import BodyBudget
+from baton.services.router.edge.direct_endpoints import DirectEndpoints, RouterApp
+from baton.services.router.edge.headers import MAX_NAME_CHARS, MAX_NAMES, header, unknown_fields_header
 from baton.services.router.edge.http_errors import (
     BodyTooLarge,
     NotReady,
@@ -44,7 +46,6 @@ from baton.services.router.edge.http_errors import (
     is_internal_error,
 )
 from baton.services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
-from baton.services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES, unknown_fields_header
 from baton.services.router.frontend import Frontend
 from baton.services.router.openai.fields import short_repr
 from baton.services.router.openai.request_parser import (
@@ -69,7 +70,7 @@ from baton.telemetry.request_trace import Stage
 ReadinessCheck = Callable[[], tuple[bool, str]]
 """Returns whether requests can be served, and the reason."""
 
-LAST_EVENT_ID = "last-event-id"
+LAST_EVENT_ID = b"last-event-id"
 STORE = "x-baton-store"
 """Request header; `none`: the call is private."""
 
@@ -107,10 +108,14 @@ def make_app(
         shows_cluster=feed is not None,
     )
     api = _Endpoints(frontend, readiness)
-    app = Starlette(
+    generating = {path: Route(path, api.generate, methods=["POST"]) for path in (CHAT, COMPLETION)}
+    cors = _cors(frontend.limits.cors_origins)
+    app = RouterApp(
+        DirectEndpoints(generating, keys, _error_handler),
+        frontend.rate_headers,
+        {"vary": "Origin"} if cors else {},
         routes=[
-            Route(CHAT, api.generate, methods=["POST"]),
-            Route(COMPLETION, api.generate, methods=["POST"]),
+            *generating.values(),
             Route(f"{CHAT}/render", api.render, methods=["POST"]),
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/detokenize", api.detokenize, methods=["POST"]),
@@ -128,7 +133,7 @@ def make_app(
         ],
         middleware=[
             Middleware(RequestMiddleware, rate_headers=frontend.rate_headers),
-            *_cors(frontend.limits.cors_origins),
+            *cors,
             *([Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []),
         ],
         exception_handlers={BatonError: _error_handler, HTTPException: _error_handler},
@@ -166,8 +171,8 @@ class _Endpoints:
 
     async def generate(self, request: Request) -> Response:
         """POST /v1/chat/completions, POST /v1/completions. With a `Last-Event-ID`: the rest of an earlier response."""
-        arrived_s, endpoint = time.monotonic(), request.url.path
-        last_event_id = request.headers.get(LAST_EVENT_ID)
+        arrived_s, endpoint = time.monotonic(), request.scope["path"]
+        last_event_id = header(request.scope, LAST_EVENT_ID)
         if last_event_id:
             with self._bodies.track() as count_bytes:
                 await read_body(request, self._larger_bodies.get(endpoint, self._limits.max_body_bytes), count_bytes)
@@ -215,7 +220,7 @@ class _Endpoints:
 
     async def stream(self, request: Request) -> Response:
         """GET /v1/requests/{id}/stream: its response from the beginning, or after an event, live."""
-        last_event_id = request.headers.get(LAST_EVENT_ID) or request.query_params.get("last_event_id", "")
+        last_event_id = header(request.scope, LAST_EVENT_ID) or request.query_params.get("last_event_id", "")
         id = RequestId(request.path_params["id"])
         return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request))
 
@@ -300,10 +305,12 @@ class _Endpoints:
 
 def _wants_no_store(request: Request) -> bool:
     """True for `x-baton-store: none`. Raises `InvalidRequest` for any other value, which no one would notice."""
-    value = request.headers.get(STORE)
-    if value not in (None, "none"):
+    if STORE.encode() not in dict(request.scope["headers"]):
+        return False
+    value = header(request.scope, STORE.encode())
+    if value != "none":
         raise InvalidRequest(f"{STORE} can only be `none`, not {short_repr(value)}", param=STORE)
-    return value is not None
+    return True
 
 
 async def _send_json(content: bytes, request: Request) -> Response:

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.services.router.edge.api_keys import ApiKeyEntry, ApiKeys
+from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.http_errors import InvalidApiKey, error_response
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready"})
@@ -33,22 +33,22 @@ class ApiKeyMiddleware:
         """ASGI."""
         if scope["type"] == "http" and not _is_public(scope):
             try:
-                entry = self._entry(Headers(scope=scope))
-                scope.setdefault("state", {}).update({_STATE: entry.tenant, _OPERATOR: entry.operator})
+                authenticate(scope, self._keys)
             except InvalidApiKey as error:
                 await error_response(error).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _entry(self, headers: Headers) -> ApiKeyEntry:
-        """The entry of the key. Raises `InvalidApiKey`, which repeats nothing that the client sent."""
-        key = _key_of(headers)
-        if not key:
-            raise InvalidApiKey("an API key is needed, as the header Authorization: Bearer <key>, x-api-key or api-key")
-        entry = self._keys.find(key)
-        if entry is None:
-            raise InvalidApiKey("this API key is not known here")
-        return entry
+
+def authenticate(scope: Scope, keys: ApiKeys) -> None:
+    """Puts the tenant of the request's key into the scope. Raises `InvalidApiKey`, which repeats nothing of it."""
+    key = _key_of(Headers(scope=scope))
+    if not key:
+        raise InvalidApiKey("an API key is needed, as the header Authorization: Bearer <key>, x-api-key or api-key")
+    entry = keys.find(key)
+    if entry is None:
+        raise InvalidApiKey("this API key is not known here")
+    scope.setdefault("state", {}).update({_STATE: entry.tenant, _OPERATOR: entry.operator})
 
 
 def _is_public(scope: Scope) -> bool:
@@ -74,7 +74,12 @@ def _read_key(name: str, value: str) -> str:
 
 def tenant_of(connection: HTTPConnection) -> str:
     """The tenant of a request; "" without API keys."""
-    tenant = getattr(connection.state, _STATE, "")
+    return tenant_in(connection.scope)
+
+
+def tenant_in(scope: Scope) -> str:
+    """The same, of an ASGI scope."""
+    tenant = scope.get("state", {}).get(_STATE, "")
     return tenant if isinstance(tenant, str) else ""
 
 

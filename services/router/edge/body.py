@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from baton.domain.errors import Cancelled
 from baton.services.router.edge.body_budget import CountBytes
+from baton.services.router.edge.headers import header
 from baton.services.router.edge.http_errors import BodyTooLarge, BodyTooSlow, UnsupportedContentType
 from baton.services.router.openai.fields import short_repr
 
@@ -20,14 +21,14 @@ async def read_body(request: Request, max_body_bytes: int, count_bytes: CountByt
     Raises `BodyTooLarge`, `BodyTooSlow`, `UnsupportedContentType`, the errors of `count_bytes`, or `Cancelled` when the
     client disconnects.
     """
-    headers, body = request.headers, bytearray()
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()  # none at all means JSON
+    scope, body = request.scope, bytearray()
+    media_type = header(scope, b"content-type").partition(";")[0].strip().lower()  # none at all means JSON
     if media_type and media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedContentType(f"the body must be application/json, not {short_repr(media_type)}")
-    encoding = headers.get("content-encoding", "").strip().lower()
+    encoding = header(scope, b"content-encoding").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedContentType(f"the body must not be compressed, and it is {short_repr(encoding)}")
-    content_length = headers.get("content-length", "")
+    content_length = header(scope, b"content-length")
     if content_length.isdigit() and int(content_length[:20]) > max_body_bytes:
         raise BodyTooLarge(f"the body may have {max_body_bytes} bytes, not {content_length[:20]}")
     try:

@@ -7,7 +7,9 @@ get ids, as every SSE client does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from starlette.types import Scope
+
+from baton.services.router.edge.headers import header
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -18,9 +20,9 @@ PING = b": ping\n\n"
 DONE = b"[DONE]"
 
 
-def accepts_event_ids(headers: Mapping[str, str]) -> bool:
+def accepts_event_ids(scope: Scope) -> bool:
     """True for an SSE client, by its `accept` header."""
-    return "text/event-stream" in headers.get("accept", "").lower()
+    return "text/event-stream" in header(scope, b"accept").lower()
 
 
 def event(data: bytes, id: bytes | None) -> bytes:

@@ -14,7 +14,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
-from baton.services.router.edge.unknown_fields import UNKNOWN_FIELDS
+from baton.services.router.edge.headers import UNKNOWN_FIELDS
 from baton.services.router.generation import SequenceSpec, TokenChunk
 from tests.fake_dispatcher import DispatchScript, EmitChunk, ScriptStep
 from tests.service.http.http_server import RouterServer, events_of, router, tokens_of
