@@ -93,6 +93,7 @@ class GenerationResponse(Response):
                     timeout_s = stream.timeout_s + DISCONNECT_GRACE_S
                     working = self._full_response(stream)
                     response = await cancel_on_disconnect(scope, receive, working, timeout_s, stream.too_slow)
+                    body_sink(scope, send).hold()  # head and body are one write
                     await response(scope, receive, send)
                 else:
                     await self._send_events(scope, receive, send, stream)

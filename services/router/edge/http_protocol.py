@@ -164,6 +164,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """End of a response; what the transport still holds must be accepted in time."""
+        self._closing.flush()
         if self.transport.get_write_buffer_size():
             self._watch_writes()
         if self._closing.lingering:
@@ -171,6 +172,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # to read the rest of the body, up to the client's close
             return
         super().on_response_complete()
+
+    def hold(self) -> None:
+        """See `WritableConnection`."""
+        self._closing.hold()
 
     def hang_up(self) -> None:
         """See `RequestConnection`."""

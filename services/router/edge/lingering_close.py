@@ -23,14 +23,31 @@ class LingeringTransport:
     def __init__(self, transport: asyncio.Transport, is_read: Callable[[], bool]) -> None:
         """`is_read`: True when all bytes of the requests were read, so that a close sends no reset."""
         self.lingering = False
-        self.write = transport.write  # called for every token
+        self.write: Callable[[bytes], object] = transport.write  # called for every token
+        self._held: list[bytes] | None = None
         self._transport = transport
         self._is_read = is_read
         self._num_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    def hold(self) -> None:
+        """Holds writes until the loop's next pass, and sends them together: a response's head and what follows it."""
+        if self._held is None:
+            self._held = []
+            self.write = self._held.append
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Sends what is held. Idempotent."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.write = self._transport.write
+            if held:
+                self._transport.write(b"".join(held))
+
     def close(self) -> None:
         """Closes at once, or ends the response and waits up to `LINGER_S` for the client. Idempotent."""
+        self.flush()
         if self.lingering or self._transport.is_closing():
             return
         if self._is_read() or not self._transport.can_write_eof():

@@ -31,6 +31,10 @@ class BodySink(Protocol):
         """Sets what is called when it is no longer blocked, or has failed; None: nothing."""
         ...
 
+    def hold(self) -> None:
+        """The head comes next, and at once what follows it: may send both together."""
+        ...
+
     def write(self, data: bytes) -> None:
         """Takes bytes; drops them once the client is gone. Raises the error of an earlier write."""
         ...
@@ -62,6 +66,9 @@ class AsgiSink:
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """See `BodySink`."""
         self._callback = callback
+
+    def hold(self) -> None:
+        """See `BodySink`. Messages are not joined."""
 
     def write(self, data: bytes) -> None:
         """See `BodySink`."""

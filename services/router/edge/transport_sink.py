@@ -19,6 +19,10 @@ class WritableConnection(Protocol):
     flow: FlowControl
     on_writable: Callable[[], None] | None
 
+    def hold(self) -> None:
+        """Sends what is written in this pass of the loop together."""
+        ...
+
 
 class TransportSink:
     """A `BodySink`. `cycle`: uvicorn's state of the request; its body must be chunked."""
@@ -36,6 +40,10 @@ class TransportSink:
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """See `BodySink`."""
         self._connection.on_writable = callback
+
+    def hold(self) -> None:
+        """See `BodySink`."""
+        self._connection.hold()
 
     def write(self, data: bytes) -> None:
         """See `BodySink`. Raises `RuntimeError` before the head, after the end, and for a body that is not chunked."""

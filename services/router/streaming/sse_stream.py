@@ -59,10 +59,12 @@ class EventRelay:
         self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._moved_s = 0.0
+        self._last = b""
 
-    async def run(self) -> None:
+    async def run(self) -> bytes:
         """Returns when no choice is left, or at the latest when `TokenStream.next` has an error to raise or to survive.
 
+        Returns the lines that end the last choice: the response's end goes out with them.
         Raises the errors of `line` and of the sink, after all events before them are written.
         """
         self._stream.on_news = self._schedule
@@ -74,6 +76,7 @@ class EventRelay:
         self._move()
         try:
             await self._ended
+            return self._last
         finally:
             self._stream.on_news = None
             self._sink.on_writable(None)
@@ -100,7 +103,10 @@ class EventRelay:
             error = raised
         if lines:
             self._moved_s = self._loop.time()
-            if data := b"".join(lines):
+            data = b"".join(lines)
+            if not stream.num_running and error is None:
+                self._last = data
+            elif data:
                 try:
                     self._sink.write(data)
                 except Exception as raised:
@@ -173,7 +179,7 @@ class SseStream:
         timers: Sequence[SequenceTimer] = (),
     ) -> None:
         """Sends the whole response. Calls `headers` once, before the first byte. `timers`: of the choices."""
-        stream, sink, timeout_s = self._stream, self._sink, min(HEADER_GRACE_S, ping_interval_s)
+        stream, sink, timeout_s, last = self._stream, self._sink, min(HEADER_GRACE_S, ping_interval_s), b""
         self._timers = timers
         self._builder.use_scores(stream.prompt_scores)
         try:
@@ -189,12 +195,15 @@ class SseStream:
                         data = await asyncio.to_thread(self._line, event)  # a long prompt's scores take seconds
                     else:
                         data = self._line(event)
+                    if not stream.num_running:
+                        last = data
+                        break
                     if data:
                         sink.write(data)
                     await sink.drain()
-                    if not stream.prompt_scores and stream.num_running:
-                        await EventRelay(stream, sink, self._line, ping_interval_s).run()
-            await self._finish()
+                    if not stream.prompt_scores:
+                        last = await EventRelay(stream, sink, self._line, ping_interval_s).run()
+            await self._finish(last)
         except asyncio.CancelledError:
             sink.close()
             raise
@@ -232,12 +241,13 @@ class SseStream:
 
     async def _start(self, headers: Mapping[str, str]) -> None:
         self.started = True
+        self._sink.hold()
         pairs = [(name.encode(), value.encode()) for name, value in {**sse.HEADERS, **headers}.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
-    async def _finish(self) -> None:
-        """Sends the events after all choices, and the end with them: one write."""
-        tail, left = [sse.DONE], list[bytes]()
+    async def _finish(self, last: bytes) -> None:
+        """Sends the `last` lines of the choices, the events after them, and the end: one write."""
+        tail, left = [sse.DONE], [last]
         if self._options.include_usage:
             tail.insert(0, self._builder.usage_chunk(self._stream.usage()))
         for data in tail:

@@ -80,7 +80,7 @@ async def test_a_client_that_names_a_number_only_is_not_compared() -> None:
     assert b"[DONE]" in await resumed_after(Cursor(request(1).id, (2,)), 9, 9, 7)
 
 
-async def test_usage_done_and_the_end_are_one_message() -> None:
+async def test_the_last_token_usage_done_and_the_end_are_one_message() -> None:
     messages: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -95,6 +95,6 @@ async def test_usage_done_and_the_end_are_one_message() -> None:
     await SseStream(send, parsed, stream, with_ids=True).run(headers, 5.0)
     last = messages[-1]
     ids = [Cursor.parse(id.decode()) for id in re.findall(rb"id: (\S+)\n", last["body"])]
-    assert [id.num_tail for id in ids] == [1, 2]
+    assert [(id.counts, id.num_tail) for id in ids] == [((2,), 0), ((2,), 1), ((2,), 2)]
     assert last["body"].endswith(b"data: [DONE]\n\n")
     assert [message.get("more_body") for message in messages[1:]] == [True] * (len(messages) - 2) + [False]
