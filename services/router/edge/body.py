@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from baton.domain.errors import Cancelled
 from baton.services.router.edge.body_budget import CountBytes
@@ -33,7 +33,12 @@ async def read_body(request: Request, max_body_bytes: int, count_bytes: CountByt
         raise BodyTooLarge(f"the body may have {max_body_bytes} bytes, not {content_length[:20]}")
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            async for part in request.stream():
+            has_more = True
+            while has_more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Cancelled("the client disconnected before its request was complete")
+                part, has_more = message.get("body", b""), message.get("more_body", False)
                 if count_bytes is not None:
                     count_bytes(len(part))
                 body += part
@@ -41,6 +46,4 @@ async def read_body(request: Request, max_body_bytes: int, count_bytes: CountByt
                     raise BodyTooLarge(f"the body may have {max_body_bytes} bytes")
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {READ_TIMEOUT_S:g} s") from None
-    except ClientDisconnect:
-        raise Cancelled("the client disconnected before its request was complete") from None
     return bytes(body)

@@ -62,6 +62,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _read_state = _ReadState.NOTHING
     _num_overhead_bytes = 0  # bytes since the last part of a body
     _timer: asyncio.TimerHandle | None = None
+    _next_timeout_s: float | None = None  # of the part that the bytes received now end in; most hold a whole request
     _rejection: HeadTooLarge | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _num_unsent_bytes = 0  # at the last check
@@ -110,8 +111,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
-        if self._timer is None:
-            self._start_timer(HEAD_TIMEOUT_S)
+        self._next_timeout_s = HEAD_TIMEOUT_S if self._timer is None else None
         self._num_overhead_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
@@ -120,13 +120,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reject(self._rejection or MalformedHttp("this is not an HTTP request"))
         if self._num_overhead_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._reject(_head_too_large())
+        if self._next_timeout_s is not None and not self.transport.is_closing():
+            self._start_timer(self._next_timeout_s)
 
     # --- the parser's callbacks ---
     def on_message_begin(self) -> None:
         """First byte of a request."""
         super().on_message_begin()
         self._read_state = _ReadState.HEAD
-        self._start_timer(HEAD_TIMEOUT_S)
+        self._next_timeout_s = HEAD_TIMEOUT_S
 
     def on_headers_complete(self) -> None:
         """Starts the application, unless the head is too large or asks for another protocol."""
@@ -140,7 +142,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._num_overhead_bytes = 0
         self._read_state = _ReadState.BODY
-        self._start_timer(MESSAGE_TIMEOUT_S)
+        self._next_timeout_s = MESSAGE_TIMEOUT_S
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
         self.cycle.transport = self._closing  # type: ignore[assignment]
@@ -159,6 +161,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._num_overhead_bytes = 0
         self._read_state = _ReadState.NOTHING
+        self._next_timeout_s = None
         self._cancel_timer()
         super().on_message_complete()
 
@@ -215,6 +218,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _reject(self, error: Exception) -> None:
         """Sends an error response and closes. If a response is running, only closes."""
         self._cancel_timer()
+        self._next_timeout_s = None
         if not self._answering:
             reply = error_response(error)
             metrics.HTTP_RESPONSES_TOTAL.labels("none", str(reply.status)).inc()

@@ -196,9 +196,12 @@ class RequestValidator:
         texts = [prompts[at] if params.truncation is not None else each for at, each in enumerate(texts)]
         shown = [self._echo(each) if echo else "" for each in texts]
         echoes = tuple(text for text in shown for _ in range(params.num_choices))
-        built = self._build(metadata, str(body["model"]), prompts, params, "prompt")
-        return replace(
-            built,
+        return self._build(
+            metadata,
+            str(body["model"]),
+            prompts,
+            params,
+            "prompt",
             continues_prompt=True,
             echoes=echoes,
             unknown_fields=checked.unknown,
@@ -250,9 +253,11 @@ class RequestValidator:
         prompts: tuple[tuple[int, ...], ...],
         params: CommonParams,
         param: str,
+        **more: Any,
     ) -> ValidRequest:
         """Makes one sequence for each choice. The id of the request names the first; others add `-1`, `-2`, ...
 
+        `more`: further fields of the request.
         A seed of the client is used for every prompt. A drawn seed counts up over all choices of all prompts. Raises
         `ContextOverflow`.
         """
@@ -295,6 +300,7 @@ class RequestValidator:
             scores=params.scores,
             tokens_as_ids=params.tokens_as_ids,
             drops_output=k is not None and params.max_tokens == 0,
+            **more,
         )
 
     @staticmethod

@@ -35,6 +35,7 @@ class EventRenderer:
         self._usage: UnsetType | None = None if options is not None and options.include_usage else UNSET
         self._may_cut = not request.return_token_ids
         self._parts: dict[int, tuple[bytes, bytes]] = {}
+        self._begun: set[int] = set()  # choices whose first event is rendered
 
     def line(self, event: TokenEvent, usage: Usage | None = None) -> bytes:
         """The line `data: ...` of an event, and the empty line. `usage`: so far, for a client that wants it in each."""
@@ -53,12 +54,21 @@ class EventRenderer:
         return b"%b%b%b" % (parts[0], self._encode(event.text), parts[1])
 
     def _built(self, event: TokenEvent, usage: Usage | None) -> bytes:
-        """A line from the builder. Cuts a sample after the first event of a choice, which has its role or echo.
+        """A line from the builder. Cuts a sample at the second event of a choice.
 
+        The first one has its role or echo, and an answer of two tokens needs no sample.
         Gives up for the whole response if the sample's text is elsewhere in it, such as in the model's name.
         """
         line = b"data: %b\n\n" % self._builder.chunk(event, self._usage if usage is None else usage)
-        if self._may_cut and usage is None and event.finish is None and event.choice not in self._parts:
+        is_first = event.choice not in self._begun
+        self._begun.add(event.choice)
+        if (
+            self._may_cut
+            and not is_first
+            and usage is None
+            and event.finish is None
+            and event.choice not in self._parts
+        ):
             sample = self._builder.chunk(TokenEvent(event.choice, _SAMPLE_TOKEN, SAMPLE_TEXT, 0), self._usage)
             parts = sample.split(self._encode(SAMPLE_TEXT))
             self._may_cut = len(parts) == 2
