@@ -84,10 +84,10 @@ class Tile {
         const int64_t step = tile_step();
         const int64_t first = oldest / step * step;
         for (int64_t key = first; key < end; key += step) {
-            const int64_t num_keys = min_of(step, end - key);
+            const int64_t num_keys = min_of(step, end - key), num_next = min_of(step, end - key - num_keys);
             const int64_t num_unseen = max_of(0, oldest - key);  // left of every window: slots that are not read
-            num_next_keys_ = layer_.key_scales ? 0 : min_of(step, end - key - num_keys);
-            find_tile(key + num_unseen, num_keys - num_unseen, num_unseen);
+            num_next_keys_ = layer_.key_scales ? 0 : num_next;
+            find_tile(key + num_unseen, num_keys - num_unseen, num_unseen, num_next);
             for (int64_t i = 0; i < num_unseen; i++) keys_[i] = keys_[num_unseen], values_[i] = values_[num_unseen];
             rows_.find(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
             add_tile(key, num_keys, key == first);
@@ -103,8 +103,9 @@ class Tile {
         begin(pages, nullptr, token_offset, tree.start, num_tokens, kv_head, true);
         const int64_t step = tile_step(), num_shared = tree.start / step * step;
         for (int64_t key = 0; key < num_shared; key += step) {
-            num_next_keys_ = layer_.key_scales || key + step == num_shared ? 0 : step;
-            find_tile(key, step, 0);
+            const int64_t num_next = key + step == num_shared ? 0 : step;
+            num_next_keys_ = layer_.key_scales ? 0 : num_next;
+            find_tile(key, step, 0, num_next);
             rows_.find(layer_.keys, layer_.key_slot_stride, key + step, num_next_keys_, next_keys_);
             add_tile(key, step, key == 0);
         }
@@ -118,9 +119,9 @@ class Tile {
             for (int64_t key = num_shared; key < end; key += step) {
                 const int64_t num_keys = min_of(step, end - key);
                 const int64_t num_before = max_of(0, min_of(num_keys, tree.start - key));
-                if (num_before) find_tile(key, num_before, 0);
+                if (num_before) find_tile(key, num_before, 0, 0);
                 for (int64_t i = num_before; i < num_keys; i++)
-                    find_tile(tree.start + path[key + i - tree.start], 1, i);
+                    find_tile(tree.start + path[key + i - tree.start], 1, i, 0);
                 add_tile(key, num_keys, key == 0);
             }
             advance(1);
@@ -185,15 +186,16 @@ class Tile {
     }
 
     // Pointers to this KV head's keys and values at `num_rows` places from `position`, from row `first` of the tile on.
-    void find_tile(int64_t position, int64_t num_rows, int64_t first) {
+    // `num_next`: rows after them that the next tile reads.
+    void find_tile(int64_t position, int64_t num_rows, int64_t first, int64_t num_next) {
         const T **keys = keys_ + first, **values = values_ + first;
         if (layer_.key_scales) {
             T* restored_keys = restored_ + first * layer_.k_dim;
             T* restored_values = restored_ + kTileKeys * layer_.k_dim + first * layer_.v_dim;
             rows_.restore(layer_.keys, layer_.key_slot_stride, layer_.key_scales, position, num_rows, layer_.k_dim,
-                          restored_keys, keys);
+                          restored_keys, keys, num_next);
             rows_.restore(layer_.values, layer_.value_slot_stride, layer_.value_scales, position, num_rows,
-                          layer_.v_dim, restored_values, values);
+                          layer_.v_dim, restored_values, values, num_next);
             return;
         }
         rows_.find(layer_.keys, layer_.key_slot_stride, position, num_rows, keys);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_step.h"
+#include "prefetch_plan.h"
 #include "simd.h"
 
 namespace {
@@ -31,17 +32,20 @@ class PageRows {
         }
     }
 
-    // Rows of int8 pages times their scales, in `to` [num_rows, dim]; `rows` point to them.
+    // Rows of int8 pages times their scales, in `to` [num_rows, dim]; `rows` point to them. Prefetches up to as
+    // many of the `num_next` rows after them.
     template <typename T>
     void restore(const void* tensor, int64_t stride, const float* scales, int64_t position, int64_t num_rows,
-                 int64_t dim, T* to, const T** rows) const {
-        const int8_t* stored[kMaxRestored];
+                 int64_t dim, T* to, const T** rows, int64_t num_next) const {
+        const int8_t *stored[kMaxRestored], *next[kMaxRestored];
         find(tensor, stride, position, num_rows, stored);
+        find(tensor, stride, position + num_rows, num_next, next);
         for (int64_t i = 0; i < num_rows; i++, position++, to += dim) {
             const int64_t page = pages_[position / layer_->page_size], slot = position % layer_->page_size;
             const float scale = scales[page * layer_->scale_page_stride + kv_head_ * layer_->page_size + slot];
             for (int64_t d = 0; d < dim; d += kWidth) store(to + d, load(stored[i] + d) * scale);
             rows[i] = to;
+            for (int64_t d = 0; i < num_next && d < dim; d += 64) prefetch_line(next[i] + d);
         }
     }
 

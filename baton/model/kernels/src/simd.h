@@ -24,6 +24,7 @@ typedef float Vec __attribute__((vector_size(BATON_VECTOR_BYTES)));
 typedef int32_t IntVec __attribute__((vector_size(BATON_VECTOR_BYTES)));
 typedef uint32_t BitVec __attribute__((vector_size(BATON_VECTOR_BYTES)));
 typedef int8_t QuarterVec __attribute__((vector_size(BATON_VECTOR_BYTES / 4)));
+typedef int16_t SignedHalfVec __attribute__((vector_size(BATON_VECTOR_BYTES / 2)));
 typedef uint16_t HalfVec __attribute__((vector_size(BATON_VECTOR_BYTES / 2)));
 
 struct bf16 {
@@ -59,7 +60,10 @@ BATON_INLINE Vec load(const float* from) { return load_as<Vec>(from); }
 BATON_INLINE Vec load(const bf16* from) {
     return (Vec)(__builtin_convertvector(load_as<HalfVec>(from), BitVec) << 16);
 }
-BATON_INLINE Vec load(const int8_t* from) { return __builtin_convertvector(load_as<QuarterVec>(from), Vec); }
+BATON_INLINE Vec load(const int8_t* from) {  // twice as wide at a time: GCC 12 makes other conversions lane by lane
+    const auto half = __builtin_convertvector(load_as<QuarterVec>(from), SignedHalfVec);
+    return __builtin_convertvector(__builtin_convertvector(half, IntVec), Vec);
+}
 // Rounds to bfloat16; the bits are in the upper half of each lane.
 BATON_INLINE BitVec round_to_bf16(Vec v) {
     BitVec bits = (BitVec)v;
