@@ -98,6 +98,8 @@ class MockWorker:
     async def start(self, port: int = 0) -> None:
         self._auth = MockAuth(self.incarnation)
         self._running = await start_server("127.0.0.1", port, self._register, self._auth)
+        if self.sessions is not None:
+            await self.in_sessions.port.start()
 
     def change_incarnation(self) -> None:
         """Becomes another incarnation; open calls stay open."""
@@ -105,11 +107,13 @@ class MockWorker:
         self._auth.change(self.incarnation)
         if self.sessions is not None:
             self.sessions._acceptor._incarnation = self.incarnation
+            self.in_sessions.port.verifier._incarnation = self.incarnation
 
     async def stop(self) -> None:
         """Ends every call and session at once; idempotent."""
         if self.sessions is not None:
             self.sessions.close()
+            await self.in_sessions.port.close()
         if self._running is not None:
             await self._running.stop(0.0)
 
@@ -121,6 +125,11 @@ class MockWorker:
     def port(self) -> int:
         assert self._running is not None
         return self._running.port
+
+    @property
+    def session_address(self) -> str:
+        """Of the port of sessions; "" behind a proxy, which stands before the gRPC port alone."""
+        return "" if self.sessions is None or self.proxy_port else self.in_sessions.port.address
 
     def record(self, links: Sequence[LinkRecord] = ()) -> WorkerRecord:
         return WorkerRecord(
@@ -142,6 +151,7 @@ class MockWorker:
             modalities=self.modalities,
             processor=self.processor,
             grammars=self.grammars,
+            session_address=self.session_address,
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:

@@ -162,6 +162,7 @@ class WorkerRecord:
     `modalities`: of prompts that it serves. `processor`: digest of the image processor that its images are encoded
     with, here or by encode workers; `vision`: fingerprint of the embeddings; both "" where no images are encoded.
     `page_bytes`: of a page's KV; 0: not told.
+    `session_address`: of its port for sessions, host:port, or a port of the host of `address`; "": it has none.
     An encode worker has no pages: `page_size` is 0, its budgets are 0, and `load` counts images and their rows.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
@@ -191,6 +192,7 @@ class WorkerRecord:
     processor: str = ""
     vision: str = ""
     page_bytes: int = 0
+    session_address: str = ""
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.session.lifecycle import SessionState
 from baton.session.session import MessageSession
-from baton.telemetry.metrics import (
+from baton.telemetry.series.session_series import (
     SESSION_EVENTS_TOTAL,
     SESSION_RTT_SECONDS,
     SESSION_UNACKED_BYTES,

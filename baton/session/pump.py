@@ -16,6 +16,7 @@ from baton.session.lifecycle import ENDED_STATES
 from baton.session.meter import SessionMeter
 from baton.session.session import MessageSession
 from baton.session.wires.wire import WireConnection
+from baton.telemetry.series.session_series import SESSION_CONNECTIONS
 
 Apply = Callable[[list[pb.StreamMessage]], None]
 
@@ -76,6 +77,8 @@ class SessionPump:
         before, self._connection = self._connection, connection
         if before is not None:
             before.close()
+        connections = SESSION_CONNECTIONS.labels(connection.wire)
+        connections.inc()
         self.wake()
         self._arm()
         writer = self._loop.create_task(self._write(connection), name="session-writer")
@@ -84,6 +87,7 @@ class SessionPump:
         finally:
             writer.cancel()
             connection.close()
+            connections.dec()
             if self._connection is connection:  # else a newer one has replaced it
                 self._connection = None
                 self.session.broken(self._loop.time())

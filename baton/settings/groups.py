@@ -238,6 +238,13 @@ class WorkerSettings(WorkerProcessSettings):
     advertise_page_address: str | None = None
     """host:port of page_port for other machines; default: the host of the gRPC address, and the bound port."""
 
+    session_port: Port = 0
+    """Port at which routers open their sessions; 0 takes a free one. Routers that cannot reach it, and all routers
+    where certificates are set, open them through the gRPC port, at a higher cost a message."""
+
+    advertise_session_address: str | None = None
+    """host:port of session_port for other machines; default: the host of the gRPC address, and the bound port."""
+
     digests: bool = True
     """Check the digest of every imported page."""
 

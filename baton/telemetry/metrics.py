@@ -365,20 +365,6 @@ EMBEDDING_BYTES_TOTAL = Counter(
     "baton_embedding_bytes", "Bytes of pulled embeddings.", ["transport"], registry=REGISTRY
 )
 
-# --- sessions (router, decode) ---
-SESSIONS = Gauge("baton_sessions", "Sessions with other processes that have not ended.", registry=REGISTRY)
-SESSION_EVENTS_TOTAL = Counter(
-    "baton_session_events",
-    "Of sessions: opened, broken, lost, closed, bad_frame, replayed_frame, duplicate_frame, late_message, reconciled.",
-    ["event"],
-    registry=REGISTRY,
-)
-SESSION_UNACKED_BYTES = Gauge("baton_session_unacked_bytes", "Bytes of frames without an ack.", registry=REGISTRY)
-SESSION_WAITING_BYTES = Gauge("baton_session_waiting_bytes", "Estimate: bytes not in a frame yet.", registry=REGISTRY)
-SESSION_RTT_SECONDS = Histogram(
-    "baton_session_rtt_seconds", "From a ping to its pong.", buckets=STEP_BUCKETS_S, registry=REGISTRY
-)
-
 # --- process (all) ---
 DEGRADED = Gauge("baton_degraded", "1: serving goes on without this component.", ["component"], registry=REGISTRY)
 BUILD_INFO = Gauge(

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from baton.kv.memory import PageMemory
-from baton.transfer.stream.page_wire import unpace
+from baton.rpc.sockets.options import unpace
 
 PROBE_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024

@@ -82,6 +82,7 @@ class InstantRunner:
 class DroppingConnection:
     """A connection whose other end reads everything and says nothing."""
 
+    wire: str = "memory"
     num_frames: int = 0
     num_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)

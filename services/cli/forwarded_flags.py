@@ -35,6 +35,8 @@ DECIDED = frozenset(
         "advertise_address",
         "page_port",
         "advertise_page_address",
+        "session_port",
+        "advertise_session_address",
         "cpu_affinity",
         "demo_socket",
         "core_lease_file",

@@ -49,7 +49,6 @@ from baton.services.decode.server import DecodeServicer
 from baton.services.decode.serving.attempts import AttemptServer, DecodeStreamEvent, ServicerConfig
 from baton.services.decode.serving.sessions import serve_attempts
 from baton.services.decode.settings import DecodeSettings
-from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
@@ -62,7 +61,7 @@ from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
-from baton.worker.identity.address import page_endpoint
+from baton.worker.identity.address import page_endpoint, session_endpoint
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.page_tagging import uses_tags
@@ -71,6 +70,7 @@ from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.sessions.listener import listen_for_sessions
 from baton.worker.sessions.session_handlers import SessionHandlers
+from baton.worker.sessions.session_service import SessionService
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 
@@ -141,7 +141,9 @@ class _Worker:
         self._attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, self._servicer_config)
         self._servicer = DecodeServicer(self._mailbox, self._attempts, self._servicer_config)
         handlers = SessionHandlers(self._servicer.abort, serve_attempts(self._attempts), self._servicer.reserve)
-        self._sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
+        sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
+        self._sessions = SessionService(sessions, self._trust, self._incarnation, session_endpoint(settings))
+        stack.push_async_callback(self._sessions.close)
         self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, transports, memory.kind)
         self._loop = self._make_loop()
@@ -152,6 +154,7 @@ class _Worker:
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
         settings = self._settings
+        await self._sessions.start()
         serving = await start_serving(
             self._context, settings, WorkerRole.DECODE, self._incarnation, self._loop, self._register
         )
@@ -162,6 +165,7 @@ class _Worker:
             "decode_serving",
             address=self._address,
             worker=self._id,
+            session_port=self._sessions.address,
             transports=",".join(self._puller.transports),
             page_tags=self._checks_tags,
             pool=pool_extent(self._engine.memory),
@@ -198,7 +202,7 @@ class _Worker:
         if self._sources:
             handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
         decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
-        add_session_servicer(SessionServicer(self._sessions.serve), server)
+        self._sessions.register(server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
 
     def _make_handoff_servicer(self) -> HandoffServicer:
@@ -257,6 +261,7 @@ class _Worker:
             modalities=(TEXT,) if self._engine.media is None else (TEXT, IMAGE),
             budgets=self._loop.budgets(),
             page_bytes=self._engine.geometry.page_bytes,
+            session_address=self._sessions.address,
         )
 
     def _make_links(self) -> PeerLinks:

@@ -50,7 +50,6 @@ from baton.services.prefill.policy import BurstGate, PrefillLimits
 from baton.services.prefill.scheduler import PrefillScheduler
 from baton.services.prefill.server import PrefillServicer, PrefillStreamEvent
 from baton.services.prefill.settings import PrefillSettings
-from baton.session.wires.grpc_wire import SessionServicer, add_session_servicer
 from baton.settings.groups import MIB
 from baton.settings.model_source import model_name
 from baton.telemetry.logs import get_logger
@@ -63,7 +62,7 @@ from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
-from baton.worker.identity.address import page_endpoint
+from baton.worker.identity.address import page_endpoint, session_endpoint
 from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, make_registration, run_worker, start_serving
 from baton.worker.media.embedding_puller import EmbeddingPuller, EncoderRegistry
@@ -76,6 +75,7 @@ from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.sessions.listener import listen_for_sessions
 from baton.worker.sessions.session_handlers import SessionHandlers
+from baton.worker.sessions.session_service import SessionService
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 
@@ -141,11 +141,14 @@ class _Worker:
         self._servicer = self._make_servicer()
         handlers = SessionHandlers(self._servicer.abort, prefill=self._servicer.prefill)
         # Once: sessions outlive a gRPC server that is started again.
-        self._sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
+        sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
+        self._sessions = SessionService(sessions, self._trust, self._incarnation, session_endpoint(settings))
+        stack.push_async_callback(self._sessions.close)
 
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
         settings = self._settings
+        await self._sessions.start()
         serving = await start_serving(
             self._context, settings, WorkerRole.PREFILL, self._incarnation, self._loop, self._register
         )
@@ -156,6 +159,7 @@ class _Worker:
             "prefill_serving",
             address=self._address,
             worker=self._id,
+            session_port=self._sessions.address,
             transports=list(self._sources),
             page_tags=self._tags is not None,
             pool=pool_extent(self._engine.memory),
@@ -208,7 +212,7 @@ class _Worker:
         add_standard_services(server, health, self._trust, services)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, server)
-        add_session_servicer(SessionServicer(self._sessions.serve), server)
+        self._sessions.register(server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
 
     def _make_servicer(self) -> PrefillServicer:
@@ -240,6 +244,7 @@ class _Worker:
             capabilities=self._capabilities(),
             links=() if self._peers is None else self._peers.records(),
             budgets=self._loop.budgets(),
+            session_address=self._sessions.address,
             modalities=(TEXT,) if vision is None else (TEXT, IMAGE),
             processor="" if vision is None else vision.digest,
             vision="" if vision is None else vision.fingerprint,

@@ -91,6 +91,7 @@ class SimConnection:
     """One end. What a process that is not alive sends is dropped."""
 
     peer: SimConnection
+    wire = "memory"
 
     def __init__(self, call: _SessionCall, process: SimProcess) -> None:
         self._call = call

@@ -22,6 +22,7 @@ from baton.session.lifecycle import SessionState
 from baton.session.listener import SessionListener
 from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
+from baton.session.wires.socket_server import SessionEndpoint, SocketServer
 from baton.session.wires.wire import WireConnection
 from baton.worker.sessions.served_streams import ServedStreams
 from baton.worker.sessions.session_handlers import Answer, SessionHandlers, WriteTokens
@@ -94,6 +95,7 @@ class _WatchedConnection:
     def __init__(self, connection: WireConnection, sent: SentMessages) -> None:
         self._connection = connection
         self._sent = sent
+        self.wire = connection.wire
         self.receive, self.close = connection.receive, connection.close
 
     async def send(self, message: pb.SessionMessage) -> None:
@@ -111,6 +113,7 @@ class MockSessions:
         self.lies: list[Lie] = []
         self.num_opens = 0  # reservations, prompts and aborts
         self.listener = SessionListener(OPEN_CLUSTER, incarnation, LIMITS, self._make_owner)
+        self.port = SocketServer(self.listener.serve, OPEN_CLUSTER, incarnation, SessionEndpoint())
 
     def _make_owner(self, pump: SessionPump) -> ServedStreams:
         async def serve(

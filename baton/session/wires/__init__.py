@@ -1,1 +1,1 @@
-"""What carries the messages of a session: gRPC between processes, queues inside one."""
+"""What carries the messages of a session: sockets or gRPC between processes, queues inside one."""

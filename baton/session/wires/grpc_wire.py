@@ -58,6 +58,8 @@ class GrpcWire:
 class GrpcDialledConnection:
     """The dialler's end."""
 
+    wire = "grpc"
+
     def __init__(self, channel: grpc.aio.Channel, call: Any, closing: set[asyncio.Task[None]]) -> None:
         self._channel = channel
         self._call = call
@@ -112,6 +114,8 @@ class GrpcDialledConnection:
 
 class GrpcServedConnection:
     """The listener's end. Lives as long as the handler of its call."""
+
+    wire = "grpc"
 
     def __init__(self, context: Any) -> None:
         self._context = context

@@ -37,6 +37,8 @@ class _Queue:
 class MemoryConnection:
     """One end of a connection of `MemoryWire`."""
 
+    wire = "memory"
+
     def __init__(self, sent: _Queue, received: _Queue) -> None:
         self._sent = sent
         self._received = received

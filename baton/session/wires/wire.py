@@ -1,4 +1,6 @@
-"""What carries the messages of a session's connections. `GrpcWire` between processes, `MemoryWire` inside one.
+"""What carries the messages of a session's connections.
+
+`SocketWire` and `GrpcWire` between processes, `MemoryWire` inside one.
 
 A wire keeps order and may end at any time; it need not detect damage. The session does all the rest.
 """
@@ -21,6 +23,9 @@ class ConnectionRefused(LinkBroken):
 
 class WireConnection(Protocol):
     """One end of a connection. Owned by one event loop; one task reads, one writes."""
+
+    wire: str
+    """What carries it: socket, grpc or memory; the label of its metric."""
 
     async def send(self, message: pb.SessionMessage) -> None:
         """Sends one message; waits while the transport has no room. Raises `LinkBroken` after the end.

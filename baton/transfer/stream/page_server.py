@@ -22,6 +22,7 @@ from baton.rpc.auth_interceptor import Fault, Malformed, RejectedCall
 from baton.rpc.call_token import OPEN_CLUSTER_KEY, TOKEN_BYTES, CallTokenFault, CallTokenVerifier
 from baton.rpc.gen import handoff_pb2
 from baton.rpc.request_budget import MAX_CONTROL_BYTES
+from baton.rpc.sockets.listen import listen
 from baton.transfer.stream import page_wire
 from baton.transfer.stream.page_writer import PageWriter
 
@@ -63,7 +64,7 @@ class PageServer:
         self._displaced: set[socket.socket] = set()  # their threads are about to end
         self._closed = threading.Event()
         try:
-            self._listener = _listen(host.strip("[]"), port)
+            self._listener = listen(host, port)
         except OSError as error:
             raise LinkBroken(f"cannot listen for page connections at {host}:{port}: {error}") from error
         self.port: int = self._listener.getsockname()[1]
@@ -214,11 +215,3 @@ class _Refused(Exception):
     def __init__(self, why: str, fault: Fault | None = None) -> None:
         super().__init__(why)
         self.fault = fault
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listener at `host`; on every interface for `::`, IPv4 included, as gRPC has it. Raises `OSError`."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
-    both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)

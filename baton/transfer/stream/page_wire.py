@@ -7,11 +7,12 @@ with `REFUSED` is followed by the reason, and the end of the connection.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import time
 from collections.abc import Sequence
+
+from baton.rpc.sockets.options import unpace_within_host
 
 MAGIC = b"BATONPG1"
 METHOD = "page connection/ReadPages"
@@ -29,9 +30,6 @@ WAKE_BYTES = 512 * 1024
 MIN_WAKE_BYTES = 16 * 1024
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """In seconds: a peer whose host has vanished is noticed after 25 s."""
-_PACED, _UNPACED = b"bbr", b"reno"
-"""Congestion control: what begins with the first one sleeps between segments. The second is in every Linux kernel."""
-_MAX_NAME_BYTES = 16
 
 
 class ConnectionEnded(OSError):
@@ -90,19 +88,7 @@ def prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    if connection.getpeername()[0] == connection.getsockname()[0]:
-        unpace(connection)
-
-
-def unpace(connection: socket.socket) -> None:
-    """Takes pacing off what this end sends, for a path without a queue to protect. It stays where the system refuses.
-
-    An operator may allow processes without rights one choice only (`tcp_allowed_congestion_control`).
-    """
-    with contextlib.suppress(OSError):
-        chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _MAX_NAME_BYTES)
-        if chosen.startswith(_PACED):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
+    unpace_within_host(connection)
 
 
 def is_quiet(connection: socket.socket) -> bool:

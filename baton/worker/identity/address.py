@@ -12,6 +12,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+from baton.session.wires.socket_server import SessionEndpoint
 from baton.settings.groups import ANY_ADDRESS, WorkerProcessSettings, WorkerSettings
 from baton.telemetry.logs import get_logger
 from baton.transfer.stream.source import PageEndpoint
@@ -57,6 +58,12 @@ def _local_end(found: tuple[int, int, int, str, Any]) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def session_endpoint(settings: WorkerSettings) -> SessionEndpoint:
+    """Where a worker listens for session connections."""
+    advertised = settings.advertise_session_address or ""
+    return SessionEndpoint(settings.host, settings.session_port, advertised, RejectedCallLog().record)
 
 
 def page_endpoint(settings: WorkerSettings) -> PageEndpoint:

@@ -24,7 +24,7 @@ from baton.session.prompts import ReceivedPrompt
 from baton.session.pump import SessionPump
 from baton.session.streams import StreamTable
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics import SESSION_EVENTS_TOTAL
+from baton.telemetry.series.session_series import SESSION_EVENTS_TOTAL
 from baton.worker.sessions.session_handlers import Answer, SessionHandlers
 
 MAX_STREAMS = 4096

@@ -22,6 +22,8 @@ from baton.session.pump import SessionPump
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
 from baton.session.wires.memory_wire import MemoryWire
+from baton.session.wires.socket_server import SessionEndpoint, SocketServer
+from baton.session.wires.socket_wire import SocketWire
 from baton.session.wires.wire import Serve, Wire, WireConnection
 from tests.certificates import CertificateAuthority
 
@@ -75,13 +77,34 @@ async def grpc_rig(trust: ClusterTrust) -> AsyncIterator[WireRig]:
     await wire.close()
 
 
-@pytest.fixture(params=["memory", "grpc", "grpc-tls"])
+@contextlib.asynccontextmanager
+async def socket_rig(trust: ClusterTrust) -> AsyncIterator[WireRig]:
+    servers: list[SocketServer] = []
+
+    async def listen(serve: Serve) -> str:
+        servers.append(SocketServer(serve, trust, INCARNATION, SessionEndpoint()))
+        await servers[-1].start()
+        return f"127.0.0.1:{servers[-1].port}"
+
+    async def stop() -> None:
+        while servers:
+            await servers.pop().close()
+
+    yield WireRig(SocketWire(trust), trust, listen, stop)
+    await stop()
+
+
+@pytest.fixture(params=["memory", "grpc", "grpc-tls", "socket", "socket-secret"])
 async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[WireRig]:
     if request.param == "memory":
         async with memory_rig() as made:
             yield made
         return
     trust = OPEN_CLUSTER
+    if request.param.startswith("socket"):
+        async with socket_rig(ClusterTrust(b"secret" * 6) if request.param == "socket-secret" else trust) as made:
+            yield made
+        return
     if request.param == "grpc-tls":
         issued = CertificateAuthority.make(tmp_path).issue("worker")
         parts = [path.read_bytes() for path in (issued.certificate, issued.key, issued.authorities)]

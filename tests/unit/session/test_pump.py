@@ -37,6 +37,8 @@ def test_a_timer_that_is_due_is_armed_again_under_uvloop():
 class DyingConnection:
     """Ends as a call does whose client is gone: gRPC also cancels the handler that reads it."""
 
+    wire = "grpc"
+
     def __init__(self) -> None:
         self.closed = False
         self._sending = asyncio.Event()

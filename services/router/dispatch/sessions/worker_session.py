@@ -21,7 +21,7 @@ from baton.session.dialler import SessionDialler
 from baton.session.lifecycle import ENDED_STATES, SessionState
 from baton.session.prompts import split_prompt
 from baton.session.streams import StreamTable
-from baton.telemetry.metrics import SESSION_EVENTS_TOTAL
+from baton.telemetry.series.session_series import SESSION_EVENTS_TOTAL
 
 RECONCILE_S = 10.0
 

@@ -1,12 +1,16 @@
-"""The sessions of a router with its workers, one a worker incarnation. Owned by one event loop."""
+"""The sessions of a router with its workers, one a worker incarnation. Owned by one event loop.
+
+They are opened at the worker's port of sessions, and by gRPC where it has none or cannot be reached there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 
-from baton.domain.ids import Incarnation, new_incarnation
+from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import SESSION_OPENS, SESSIONS, WorkerRecord
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
@@ -16,7 +20,11 @@ from baton.services.router.dispatch.sessions.worker_session import WorkerSession
 from baton.session.dialler import DialledPeer, SessionDialler
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire
+from baton.session.wires.socket_wire import ReachingWire, SocketWire
 from baton.session.wires.wire import Wire
+from baton.telemetry.logs import get_logger
+
+log = get_logger()
 
 
 class WorkerSessions:
@@ -80,16 +88,27 @@ class WorkerSessions:
 
     def _dial(self, worker: WorkerRecord) -> WorkerSession:
         peer = DialledPeer(worker.address, worker.incarnation, self._id, self._incarnation)
-        session = WorkerSession(SessionDialler(self._wire, self._trust, peer, self._limits))
+        session = WorkerSession(SessionDialler(self._wire_to(worker), self._trust, peer, self._limits))
         self._sessions[worker.incarnation] = session
         self._running.add(session.task)
         session.task.add_done_callback(self._running.discard)
         return session
 
+    def _wire_to(self, worker: WorkerRecord) -> Wire:
+        if not worker.session_address or self._trust.tls is not None:
+            return self._wire
+        on_fallback = partial(_log_unreached, worker.id)
+        return ReachingWire(SocketWire(self._trust), self._wire, worker.session_address, on_fallback)
+
+
+def _log_unreached(worker: WorkerId, why: str) -> None:
+    hint = "Its sessions go through gRPC, at more CPU time."
+    log.warning("session_port_not_reached", worker=worker, why=why, hint=hint)
+
 
 @asynccontextmanager
 async def open_sessions(wanted: bool, id: str, trust: ClusterTrust) -> AsyncIterator[WorkerSessions | None]:
-    """Sessions over gRPC that end with the context; None unless they are `wanted`. `id`: of this router process."""
+    """Sessions that end with the context; None unless they are `wanted`. `id`: of this router process."""
     if not wanted:
         yield None
         return

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from baton.rpc.sockets import options as sockets
 from baton.transfer.stream import page_wire
 
 WAIT_S = 20.0
@@ -59,7 +60,7 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> bytes:
     others = [name for name in AVAILABLE.read_text().split() if name != "reno"]
     if not others:
         pytest.skip("this kernel knows one congestion control")
-    monkeypatch.setattr(page_wire, "_PACED", others[0].encode())
+    monkeypatch.setattr(sockets, "_PACED", others[0].encode())
     return others[0].encode()
 
 
@@ -94,7 +95,7 @@ def test_a_choice_that_may_not_be_changed_stays(ends: tuple[socket.socket, socke
 
 
 def test_a_choice_that_does_not_pace_stays(ends: tuple[socket.socket, socket.socket], paced: bytes) -> None:
-    before, page_wire._PACED = page_wire._PACED, b"nothing"  # the fixture restores it
+    before, sockets._PACED = sockets._PACED, b"nothing"  # the fixture restores it
     assert before == paced
     ends[0].setsockopt(*CHOICE, paced)
     page_wire.prepare(ends[0])

@@ -1,0 +1,1 @@
+"""Plain sockets, of page connections and of sessions."""
