@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import shutil
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ import grpc
 from redis.asyncio import Redis
 
 from baton.domain.ids import OwnerId, RequestId, WorkerId
+from baton.rpc.call_token import TOKEN_BYTES
+from baton.session.wires.socket_connection import LENGTH, MAGIC, REFUSED
 from baton.settings.model_source import resolve_model
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
@@ -28,6 +31,7 @@ from chaos.testbed.process import ChildProcess
 
 NUM_CALLS = 24
 BODY_BYTES = 15 * 1024 * 1024
+SESSION_BYTES = 1024 * 1024
 METHODS = {"prefill": "/baton.v1.Prefill/Prefill", "decode": "/baton.v1.Decode/Generate"}
 CALL_TIMEOUT_S = 30.0
 REFUSED_TIMEOUT_S = 40.0
@@ -42,7 +46,10 @@ class StrangerError(Exception):
 
 
 async def send_bodies(harness: ChaosHarness, context: PhaseContext) -> None:
-    """Sends the largest bodies without a call token to the pair of the request, all at once."""
+    """Sends the largest bodies without a call token to the pair of the request, all at once.
+
+    Then forged tokens with a body to its ports of sessions: what comes back is a refusal, or nothing.
+    """
     body = b"\x0a" + bytes(BODY_BYTES)
     pair = [harness.cluster.processes[name] for name in (context.prefill, context.decode) if name]
     workers = pair or [harness.cluster.processes[name] for name in harness.cluster.names("prefill", "decode")]
@@ -50,6 +57,10 @@ async def send_bodies(harness: ChaosHarness, context: PhaseContext) -> None:
     others = {code for each in codes for code in each} - {grpc.StatusCode.UNAUTHENTICATED}
     if others:
         raise StrangerError(f"calls without a call token ended with {others}")
+    addresses = {record.session_address for record in await harness.cluster.store.workers()} - {""}
+    answers = {answer for each in await asyncio.gather(*map(_flood_sessions, addresses)) for answer in each}
+    if answers - {b"", LENGTH.pack(REFUSED)}:
+        raise StrangerError(f"connections of sessions with forged tokens were answered with {answers}")
 
 
 async def _flood(worker: ChildProcess, body: bytes) -> list[grpc.StatusCode]:
@@ -64,6 +75,27 @@ async def _flood(worker: ChildProcess, body: bytes) -> list[grpc.StatusCode]:
 
     async with grpc.aio.insecure_channel("{}:{}".format(*worker.address)) as channel:
         return list(await asyncio.gather(*(call(channel) for _ in range(NUM_CALLS))))
+
+
+async def _flood_sessions(address: str) -> list[bytes]:
+    """How each connection was answered: the first bytes, or none."""
+    host, _, port = address.rpartition(":")
+
+    async def connect() -> bytes:
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            return b""
+        try:
+            writer.write(MAGIC + secrets.token_bytes(TOKEN_BYTES) + LENGTH.pack(SESSION_BYTES) + bytes(SESSION_BYTES))
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await reader.readexactly(LENGTH.size)
+        except (OSError, asyncio.IncompleteReadError):  # a reset may come before the refusal was read
+            return b""
+        finally:
+            writer.transport.abort()
+
+    return list(await asyncio.gather(*(connect() for _ in range(NUM_CALLS))))
 
 
 async def write_into_redis(harness: ChaosHarness, context: PhaseContext) -> None:

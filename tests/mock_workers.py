@@ -128,8 +128,8 @@ class MockWorker:
 
     @property
     def session_address(self) -> str:
-        """Of the port of sessions; "" behind a proxy, which stands before the gRPC port alone."""
-        return "" if self.sessions is None or self.proxy_port else self.in_sessions.port.address
+        """Of the port of sessions, or of its proxy; "" behind a proxy of the gRPC port alone, which they would pass."""
+        return "" if self.sessions is None else self.in_sessions.address(behind_proxy=self.proxy_port is not None)
 
     def record(self, links: Sequence[LinkRecord] = ()) -> WorkerRecord:
         return WorkerRecord(

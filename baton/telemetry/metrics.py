@@ -1,4 +1,4 @@
-"""Declares every metric of every service. `docs/metrics.md` is generated from this file.
+"""Declares every metric of every service, but those of sessions. `docs/metrics.md` is generated from both.
 
 A metric with labels has no series until a label set is used (`known_series` starts those known in advance). Counters
 and gauges may be changed from any thread.
@@ -15,6 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from baton.telemetry.fast_histogram import FastHistogram
 from baton.telemetry.registry import COUNT_BUCKETS, LATENCY_BUCKETS_S, LENGTH_BUCKETS, STEP_BUCKETS_S
 from baton.telemetry.registry import REGISTRY as REGISTRY
+from baton.telemetry.series import session_series
 
 # --- requests (router) ---
 REQUESTS_IN_STATE = Gauge("baton_requests_in_state", "Requests by current state.", ["state"], registry=REGISTRY)
@@ -379,6 +380,6 @@ def render(accept: str = "", registry: CollectorRegistry = REGISTRY) -> tuple[by
 
 
 def declared() -> list[MetricWrapperBase | FastHistogram]:
-    """Every metric of this file, in order; the documentation is generated from it."""
-    values: list[Any] = list(globals().values())
+    """Every metric of this file and of `session_series`, in order; the documentation is generated from it."""
+    values: list[Any] = [*globals().values(), *vars(session_series).values()]
     return [value for value in values if isinstance(value, MetricWrapperBase | FastHistogram)]

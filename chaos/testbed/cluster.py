@@ -27,6 +27,7 @@ from baton.services.cli.processes.ports import free_ports
 from baton.store.connect import connect
 from baton.store.store import StateStore
 from chaos.clients.tenants import LoadTenant, write_files
+from chaos.testbed.bit_flipper import PortKind
 from chaos.testbed.budgets import set_prefill_tokens
 from chaos.testbed.clocks import ClockController
 from chaos.testbed.fork_server import ForkServer, shared_fork_server
@@ -327,7 +328,7 @@ class ChaosCluster:
     async def _spawn(self, name: str) -> None:
         """Starts a process at new ports, since others may have taken the old ones; its proxy's address stays."""
         role = self.shape.names[name]
-        port, metrics_port, page_port = free_ports(3)
+        port, metrics_port, page_port, session_port = free_ports(4)
         flags: dict[str, object] = {"host": LOCALHOST, "port": port, "model": self.shape.model}
         flags["redis-url"] = f"redis://{await self._reachable(REDIS, self._redis_address, client=name)}/0"
         flags["cluster-secret-file"] = self._secret_file
@@ -342,17 +343,20 @@ class ChaosCluster:
             flags |= {"dtype": "float32", "transport": "stream"}  # of embeddings: phases see them in a proxy
             if role != "encode":
                 flags |= {"kv-memory-mib": self.shape.kv_memory_mib, "transport": self.shape.transport}
-                advertised = await self._reachable(name, (LOCALHOST, page_port), pages=True)
-                flags |= {"page-port": page_port, "advertise-page-address": advertised}
+                for kind, its_port in ((PortKind.PAGES, page_port), (PortKind.SESSIONS, session_port)):
+                    advertised = await self._reachable(name, (LOCALHOST, its_port), kind=kind)
+                    flags |= {f"{kind.value}-port": its_port, f"advertise-{kind.value}-address": advertised}
                 flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
         environment = self.clocks.environment(name)
         self.processes[name] = spawn(name, role, flags, addresses, self.folder, environment, self._fork_server)
 
-    async def _reachable(self, server: str, address: tuple[str, int], client: str = "", *, pages: bool = False) -> str:
+    async def _reachable(
+        self, server: str, address: tuple[str, int], client: str = "", kind: PortKind = PortKind.CALLS
+    ) -> str:
         """Where others reach a server, `host:port`: its proxy, or the server itself."""
         if self.shape.proxies:
-            return await self.network.serve(server, address, client=client, pages=pages)
+            return await self.network.serve(server, address, client, kind)
         return "{}:{}".format(*address)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
+from chaos.testbed.bit_flipper import PortKind
 from chaos.testbed.connection_owner import Address, connection_owner
 from chaos.testbed.proxy import HEALTHY, LinkCondition, LinkState, Proxy
 
@@ -22,22 +23,24 @@ class ProxyNetwork:
 
     def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
         self._pids = pids
-        self._proxies: dict[tuple[str, str, bool], Proxy] = {}
+        self._proxies: dict[tuple[str, str, PortKind], Proxy] = {}
         self._link_states: defaultdict[tuple[str, str], LinkState] = defaultdict(LinkState)
 
-    async def serve(self, server: str, upstream: tuple[str, int], client: str = "", *, pages: bool = False) -> str:
+    async def serve(
+        self, server: str, upstream: tuple[str, int], client: str = "", kind: PortKind = PortKind.CALLS
+    ) -> str:
         """Puts a proxy in front of `server`, or redirects the existing one; returns its host:port.
 
         With a `client` given the proxy is that client's own; otherwise each connection's client is looked up.
-        `pages`: it is the one of the port of page connections, whose links have the same condition.
+        Each kind of port has a proxy; the links of all of them have the same condition.
         """
-        proxy = self._proxies.get((client, server, pages))
+        proxy = self._proxies.get((client, server, kind))
         if proxy is None:
 
             def state_of(*ends: Address) -> LinkState:
                 return self._link_states[client or self._client_of(*ends), server]
 
-            proxy = self._proxies[client, server, pages] = Proxy(upstream, state_of, pages=pages)
+            proxy = self._proxies[client, server, kind] = Proxy(upstream, state_of, kind)
             await proxy.start()
         proxy.upstream = upstream
         return f"127.0.0.1:{proxy.port}"
@@ -64,6 +67,10 @@ class ProxyNetwork:
     def page_frames(self) -> Counter[tuple[str, str]]:
         """Number of frames with page bytes from each server to each client, by (client, server)."""
         return Counter({pair: link_state.num_page_frames for pair, link_state in self._link_states.items()})
+
+    def session_messages(self) -> Counter[tuple[str, str]]:
+        """Number of messages from each server to each client on session connections, by (client, server)."""
+        return Counter({pair: link_state.num_session_messages for pair, link_state in self._link_states.items()})
 
     def passed_bytes(self) -> Counter[tuple[str, str]]:
         """Bytes that have passed between each client and each server, by (client, server)."""

@@ -2,7 +2,7 @@
 
 `network` makes one for every server of a cluster and identifies the client at each accept. The condition of a client is
 looked up for every piece of data, so it changes under open connections. Runs in one asyncio loop. Knows no protocol
-except frames with page bytes, for bit flips.
+except frames with page bytes and with messages, for bit flips.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.testbed.bit_flipper import BitFlipper, FlipBudget
+from chaos.testbed.bit_flipper import BitFlipper, FlipBudget, PortKind
 from chaos.testbed.connection_owner import Address
 
 PIECE_BYTES = 16 * 1024
@@ -45,11 +45,13 @@ HEALTHY = LinkCondition()
 class LinkState:
     """The present condition of one client's connections to one server; a change wakes its waiters.
 
-    `num_page_frames` counts frames with page bytes that the server has sent, `num_bytes` the bytes of both directions.
+    `num_page_frames` counts frames with page bytes that the server has sent, `num_session_messages` what it has sent on
+    session connections, `num_bytes` the bytes of both directions.
     """
 
     def __init__(self) -> None:
         self.num_page_frames = 0
+        self.num_session_messages = 0
         self.num_bytes = 0
         self._condition = HEALTHY
         self._changed = asyncio.Event()
@@ -87,11 +89,14 @@ class Proxy:
     """
 
     def __init__(
-        self, upstream: tuple[str, int], state_of: Callable[[Address, Address], LinkState], *, pages: bool = False
+        self,
+        upstream: tuple[str, int],
+        state_of: Callable[[Address, Address], LinkState],
+        kind: PortKind = PortKind.CALLS,
     ) -> None:
-        """`pages`: its connections are page connections."""
+        """`kind`: of the port of `upstream`."""
         self.upstream = upstream
-        self._pages = pages
+        self._kind = kind
         self._state_of = state_of
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -140,7 +145,7 @@ class Proxy:
         reset = asyncio.create_task(link_state.wait_reset())
         directions = [
             asyncio.create_task(_Direction(link_state, None).run(reader, upstream_writer)),
-            asyncio.create_task(_Direction(link_state, BitFlipper(self._pages)).run(upstream_reader, writer)),
+            asyncio.create_task(_Direction(link_state, BitFlipper(self._kind)).run(upstream_reader, writer)),
         ]
         try:
             await _until_over(directions, reset)
@@ -197,9 +202,10 @@ class _Direction:
                 await asyncio.sleep(len(piece) / rate)  # the throttle
                 await self._link_state.wait_healed()  # a partition may have begun meanwhile
             if self._flipper is not None:
-                num_before = self._flipper.num_page_frames
+                before = self._flipper.num_page_frames, self._flipper.num_session_messages
                 piece = self._flipper.feed(piece, self._link_state.condition.flips)
-                self._link_state.num_page_frames += self._flipper.num_page_frames - num_before
+                self._link_state.num_page_frames += self._flipper.num_page_frames - before[0]
+                self._link_state.num_session_messages += self._flipper.num_session_messages - before[1]
             self._link_state.num_bytes += len(piece)
             writer.write(piece)
             await writer.drain()

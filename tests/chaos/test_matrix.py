@@ -52,6 +52,17 @@ async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cha
         yield harness
 
 
+async def test_sessions_have_sockets_behind_proxies(harness: ChaosHarness) -> None:
+    """Comes first: a fault of a link between router and worker concerns what the session says there."""
+    cluster = harness.cluster
+    workers = cluster.names("prefill", "decode")
+    passed = cluster.network.session_messages()
+    assert {pair for pair in passed if passed[pair]} == {(r, w) for r in cluster.names("router") for w in workers}
+    for metrics in (await cluster.all_metrics("router")).values():
+        carried = {wire: metrics.sum("baton_session_connections", wire=wire) for wire in ("socket", "grpc")}
+        assert carried == {"socket": len(workers), "grpc": 0}
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 async def test_a_fault_in_a_phase(harness: ChaosHarness, cell: Cell) -> None:
     """Every answer is complete and undisturbed. Afterwards no page is held and every process is in service."""

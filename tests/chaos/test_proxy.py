@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.session.wires import socket_connection
 from baton.transfer.stream import page_wire
-from chaos.testbed.bit_flipper import MIN_PAYLOAD_BYTES, BitFlipper, FlipBudget
+from chaos.testbed.bit_flipper import MIN_PAYLOAD_BYTES, BitFlipper, FlipBudget, PortKind
 from chaos.testbed.connection_owner import connection_owner
 from chaos.testbed.network import PARTITIONED, UNKNOWN_CLIENT, ProxyNetwork
 from chaos.testbed.proxy import LinkCondition
@@ -60,7 +61,8 @@ class EchoNetwork:
 
     async def __aenter__(self) -> EchoNetwork:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self._address = await self.network.serve(SERVER, self._server.sockets[0].getsockname())
+        self.address_of_server: tuple[str, int] = self._server.sockets[0].getsockname()
+        self._address = await self.network.serve(SERVER, self.address_of_server)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,8 +74,8 @@ class EchoNetwork:
             task.cancel()
         await asyncio.gather(*self._echo_tasks, return_exceptions=True)
 
-    async def call(self) -> EchoClient:
-        host, port = self._address.split(":")
+    async def call(self, address: str = "") -> EchoClient:
+        host, port = (address or self._address).split(":")
         self._callers.append(EchoClient(*await asyncio.open_connection(host, int(port))))
         return self._callers[-1]
 
@@ -174,7 +176,7 @@ def test_messages_are_flipped_behind_the_prefix_of_grpc(piece_bytes: int) -> Non
     out = b"".join(flipper.feed(piece, budget) for piece in pieces)
     differing = [at for at, (old, new) in enumerate(zip(stream, out, strict=True)) if old != new]
     assert differing == [len(before) + 9 + len(message) // 2]
-    assert BitFlipper(answers=True).feed(stream, FlipBudget(None, messages=True)) == stream
+    assert BitFlipper(PortKind.PAGES).feed(stream, FlipBudget(None, messages=True)) == stream
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 1 << 20])
@@ -182,12 +184,50 @@ def test_answers_of_page_connections_are_flipped_and_refusals_are_not(piece_byte
     pages, refusal, empty = bytes(3000), b"no".ljust(6000), page_wire.HEAD.pack(page_wire.PAGES, 0)
     before = page_wire.HEAD.pack(page_wire.REFUSED, len(refusal)) + refusal + empty
     stream = before + 2 * (page_wire.HEAD.pack(page_wire.PAGES, len(pages)) + pages)
-    flipper, budget = BitFlipper(answers=True), FlipBudget(1)
+    flipper, budget = BitFlipper(PortKind.PAGES), FlipBudget(1)
     pieces = [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
     out = b"".join(flipper.feed(piece, budget) for piece in pieces)
     differing = [at for at, (old, new) in enumerate(zip(stream, out, strict=True)) if old != new]
     assert differing == [len(before) + page_wire.HEAD.size + len(pages) // 2]
     assert (budget.num_flipped, flipper.num_page_frames) == (1, 2)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 1 << 20])
+def test_messages_of_session_connections_are_flipped_behind_their_lengths(piece_bytes: int) -> None:
+    messages = [bytes(6), bytes(MIN_PAYLOAD_BYTES), bytes(70)]
+    framed = [socket_connection.LENGTH.pack(len(message)) + message for message in messages]
+    pieces = [b"".join(framed)[at : at + piece_bytes] for at in range(0, sum(map(len, framed)), piece_bytes)]
+    flipper, budget = BitFlipper(PortKind.SESSIONS), FlipBudget(2, messages=True)
+    out = b"".join(flipper.feed(piece, budget) for piece in pieces)
+    differing = [at for at, (old, new) in enumerate(zip(b"".join(framed), out, strict=True)) if old != new]
+    size = socket_connection.LENGTH.size
+    assert differing == [size + 3, len(framed[0]) + size + MIN_PAYLOAD_BYTES // 2]
+    assert (flipper.num_session_messages, flipper.num_page_frames) == (3, 0)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_refusals_of_session_connections_are_not_flipped(piece_bytes: int) -> None:
+    refused = socket_connection.refusal("another incarnation")
+    flipper, budget = BitFlipper(PortKind.SESSIONS), FlipBudget(None, messages=True)
+    pieces = [refused[at : at + piece_bytes] for at in range(0, len(refused), piece_bytes)]
+    assert b"".join(flipper.feed(piece, budget) for piece in pieces) == refused
+    assert (flipper.num_session_messages, budget.num_flipped) == (0, 0)
+
+
+def test_pages_are_not_flipped_in_a_session_connection() -> None:
+    message = socket_connection.LENGTH.pack(MIN_PAYLOAD_BYTES) + bytes(MIN_PAYLOAD_BYTES)
+    assert BitFlipper(PortKind.SESSIONS).feed(message, FlipBudget(None)) == message
+
+
+async def test_all_ports_of_a_server_have_one_condition(echo: EchoNetwork) -> None:
+    """A fault of a link hits calls, pages and sessions alike."""
+    addresses = {kind: await echo.network.serve(SERVER, echo.address_of_server, kind=kind) for kind in PortKind}
+    assert len(set(addresses.values())) == len(PortKind)
+    callers = [await echo.call(address) for address in addresses.values()]
+    for caller in callers:
+        assert await caller.send(b"hello") == b"hello"
+    echo.network.change([UNKNOWN_CLIENT], [SERVER], LinkCondition(reset=True))
+    assert [await caller.is_reset() for caller in callers] == [True] * len(PortKind)
 
 
 def test_the_client_preface_is_no_frame() -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy that can reset its connections, refuse new ones, and stop to read."""
+"""TCP proxies that can reset their connections and refuse new ones."""
 
 from __future__ import annotations
 
@@ -62,3 +62,33 @@ class ResettingProxy:
             pass
         finally:
             sink.close()
+
+
+class ProxyPair:
+    """Proxies of a worker's gRPC server and of its port of sessions, in one condition."""
+
+    def __init__(self, calls: ResettingProxy, sessions: ResettingProxy) -> None:
+        self.calls = calls
+        self.sessions = sessions
+
+    @property
+    def num_connections(self) -> int:
+        return self.calls.num_connections + self.sessions.num_connections
+
+    @property
+    def refuses(self) -> bool:
+        return self.calls.refuses
+
+    @refuses.setter
+    def refuses(self, refuses: bool) -> None:
+        self.calls.refuses = self.sessions.refuses = refuses
+
+    def reset(self) -> None:
+        """Breaks all connections; bytes on the way are lost."""
+        self.calls.reset()
+        self.sessions.reset()
+
+    async def stop(self) -> None:
+        """Ends everything."""
+        await self.calls.stop()
+        await self.sessions.stop()

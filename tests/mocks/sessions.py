@@ -114,6 +114,13 @@ class MockSessions:
         self.num_opens = 0  # reservations, prompts and aborts
         self.listener = SessionListener(OPEN_CLUSTER, incarnation, LIMITS, self._make_owner)
         self.port = SocketServer(self.listener.serve, OPEN_CLUSTER, incarnation, SessionEndpoint())
+        self.proxy_port: int | None = None  # announced instead of `port`
+
+    def address(self, *, behind_proxy: bool) -> str:
+        """What the worker announces; "" where calls alone come through a proxy."""
+        if self.proxy_port is not None:
+            return str(self.proxy_port)
+        return "" if behind_proxy else self.port.address
 
     def _make_owner(self, pump: SessionPump) -> ServedStreams:
         async def serve(

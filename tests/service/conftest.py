@@ -30,3 +30,9 @@ def both_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Runs a test twice: attempts, reservations, prompts and aborts go in calls, and in sessions (True)."""
     monkeypatch.setattr(dispatch_world, "uses_sessions", request.param)
     return bool(request.param)
+
+
+@pytest.fixture(params=["socket", "grpc"])
+def wire(request: pytest.FixtureRequest) -> str:
+    """What carries the session of a worker behind proxies: its port of sessions, or the call `Session.Connect`."""
+    return str(request.param)

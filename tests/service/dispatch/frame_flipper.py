@@ -1,15 +1,19 @@
-"""A TCP proxy that flips one bit in a chosen HTTP/2 frame: damage that TCP's checksum did not notice."""
+"""A TCP proxy that flips one bit in a frame of HTTP/2 or of sessions: damage that TCP's checksum did not notice."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+
+from baton.rpc.call_token import TOKEN_BYTES
+from baton.session.wires.socket_connection import LENGTH, MAGIC, REFUSED
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES = 9
-DATA, HEADERS = 0, 1
+DATA, HEADERS, SESSION, NO_FRAME = 0, 1, -1, -2
+"""Types of HTTP/2 frames; of what a session connection carries, its preamble and messages with lengths; of the rest."""
 
 
 class FlipPlan:
@@ -34,12 +38,42 @@ class FlipPlan:
         return bytes(damaged)
 
 
+Frames = AsyncIterator[tuple[int, bytes, bytes]]
+"""Frames of one direction: kind, head and payload."""
+
+
+async def http_frames(source: asyncio.StreamReader, is_client: bool) -> Frames:
+    if is_client:
+        yield NO_FRAME, await source.readexactly(len(PREFACE)), b""
+    while True:
+        header = await source.readexactly(HEADER_BYTES)
+        yield header[3], header, await source.readexactly(int.from_bytes(header[:3]))
+
+
+async def session_frames(source: asyncio.StreamReader, is_client: bool) -> Frames:
+    if is_client:
+        yield SESSION, b"", await source.readexactly(len(MAGIC) + TOKEN_BYTES)
+    while True:
+        head = await source.readexactly(LENGTH.size)
+        (length,) = LENGTH.unpack(head)
+        if length == REFUSED:  # the length of the reason follows
+            yield NO_FRAME, head, b""
+        else:
+            yield SESSION, b"", head + await source.readexactly(length)
+
+
 class FlippingProxy:
     """Forwards connections to `port`, which is read for each connection."""
 
-    def __init__(self, port: Callable[[], int], plan: FlipPlan) -> None:
+    def __init__(
+        self,
+        port: Callable[[], int],
+        plan: FlipPlan,
+        frames: Callable[[asyncio.StreamReader, bool], Frames] = http_frames,
+    ) -> None:
         self._port_of = port
         self.plan = plan
+        self._frames = frames
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,20 +96,16 @@ class FlippingProxy:
         except OSError:
             writer.close()
             return
-        for source, sink, preface_bytes in ((reader, upstream[1], len(PREFACE)), (upstream[0], writer, 0)):
-            task = asyncio.create_task(self._forward(source, sink, preface_bytes))
+        for source, sink, is_client in ((reader, upstream[1], True), (upstream[0], writer, False)):
+            task = asyncio.create_task(self._forward(source, sink, is_client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, preface_bytes: int) -> None:
+    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_client: bool) -> None:
         try:
             with suppress(OSError, asyncio.IncompleteReadError):
-                if preface_bytes:
-                    sink.write(await source.readexactly(preface_bytes))
-                while True:
-                    header = await source.readexactly(HEADER_BYTES)
-                    payload = await source.readexactly(int.from_bytes(header[:3]))
-                    sink.write(header + (self.plan.apply(payload) if header[3] == self.plan.kind else payload))
+                async for kind, head, payload in self._frames(source, is_client):
+                    sink.write(head + (self.plan.apply(payload) if kind == self.plan.kind else payload))
                     await sink.drain()
         finally:
             sink.close()

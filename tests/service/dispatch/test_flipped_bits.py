@@ -17,7 +17,14 @@ from tests.service.dispatch.dispatch_world import (
     two_refreshes,
     world,
 )
-from tests.service.dispatch.frame_flipper import HEADERS, FlippingProxy, FlipPlan
+from tests.service.dispatch.frame_flipper import (
+    DATA,
+    HEADERS,
+    SESSION,
+    FlippingProxy,
+    FlipPlan,
+    session_frames,
+)
 
 NUM_TOKENS = 5
 NUM_SEEDS = 60
@@ -27,11 +34,15 @@ TWO = ((), ())
 
 
 async def put_proxies(w: World, plan: FlipPlan) -> list[FlippingProxy]:
-    """Registers every worker under the address of a proxy."""
+    """Registers every worker under the address of a proxy: of its port of sessions, or of its server alone."""
     proxies = []
     for worker in w.cluster.workers:
-        proxy = FlippingProxy(lambda worker=worker: worker.port, plan)  # type: ignore[misc]
-        worker.proxy_port = await proxy.start()
+        if plan.kind == SESSION:
+            proxy = FlippingProxy(lambda worker=worker: worker.in_sessions.port.port, plan, session_frames)  # type: ignore[misc]
+            worker.in_sessions.proxy_port = await proxy.start()
+        else:
+            proxy = FlippingProxy(lambda worker=worker: worker.port, plan)  # type: ignore[misc]
+            worker.proxy_port = await proxy.start()
         worker.change_incarnation()  # so that it is dialled there
         proxies.append(proxy)
     await w.cluster.announce()
@@ -39,10 +50,10 @@ async def put_proxies(w: World, plan: FlipPlan) -> list[FlippingProxy]:
     return proxies
 
 
-async def answer_with_one_flip(seed: int) -> bool:
+async def answer_with_one_flip(seed: int, kind: int = DATA) -> bool:
     """Generates behind proxies of which one flips a bit; True if it did. The answer has to be right."""
     rng = random.Random(seed)
-    plan = FlipPlan(rng, skip=rng.randrange(14))
+    plan = FlipPlan(rng, skip=rng.randrange(14), kind=kind)
     async with world(prefill=TWO, decode=TWO) as w:
         proxies = await put_proxies(w, plan)
         try:
@@ -64,9 +75,10 @@ async def test_a_flipped_bit_in_any_message_changes_no_answer(monkeypatch: pytes
 
 
 @pytest.mark.timeout(120)
-async def test_a_flipped_bit_in_a_session_changes_no_answer(monkeypatch: pytest.MonkeyPatch):
+async def test_a_flipped_bit_in_a_session_changes_no_answer(wire: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dispatch_world, "uses_sessions", True)
-    flipped = [await answer_with_one_flip(seed) for seed in range(NUM_SESSION_SEEDS)]
+    kind = SESSION if wire == "socket" else DATA
+    flipped = [await answer_with_one_flip(seed, kind) for seed in range(NUM_SESSION_SEEDS)]
     assert sum(flipped) > NUM_SESSION_SEEDS // 2
 
 

@@ -16,7 +16,7 @@ from baton.session import dialler
 from baton.session.session import SessionLimits
 from tests.mock_workers import Hold, MockWorker, Phase, ScriptedAction
 from tests.mocks import sessions as mock_sessions
-from tests.mocks.resetting_proxy import ResettingProxy
+from tests.mocks.resetting_proxy import ProxyPair, ResettingProxy
 from tests.service.dispatch import dispatch_world
 from tests.service.dispatch.dispatch_world import (
     World,
@@ -42,10 +42,12 @@ def hold_at(*indices: int) -> tuple[ScriptedAction, ...]:
 
 
 @asynccontextmanager
-async def proxied(w: World, worker: MockWorker) -> AsyncIterator[ResettingProxy]:
-    """Registers `worker` anew, under the address of a proxy."""
-    proxy = ResettingProxy(lambda: worker.port)
-    worker.proxy_port = await proxy.start()
+async def proxied(w: World, worker: MockWorker, wire: str) -> AsyncIterator[ProxyPair]:
+    """Registers `worker` anew, under the addresses of proxies. Its sessions go by `wire`: socket or grpc."""
+    proxy = ProxyPair(ResettingProxy(lambda: worker.port), ResettingProxy(lambda: worker.in_sessions.port.port))
+    worker.proxy_port = await proxy.calls.start()
+    session_port = await proxy.sessions.start()
+    worker.in_sessions.proxy_port = session_port if wire == "socket" else None
     worker.change_incarnation()
     await w.cluster.announce()
     await two_refreshes(w)
@@ -55,7 +57,7 @@ async def proxied(w: World, worker: MockWorker) -> AsyncIterator[ResettingProxy]
         await proxy.stop()
 
 
-async def reset(proxy: ResettingProxy) -> None:
+async def reset(proxy: ProxyPair) -> None:
     """Resets all connections; returns when there is a new one."""
     before = proxy.num_connections
     proxy.reset()
@@ -70,8 +72,8 @@ async def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("not within 20 s")
 
 
-async def test_a_reset_is_a_pause_and_no_attempt():
-    async with world(decode=[hold_at(3)]) as w, proxied(w, w.decode) as proxy:
+async def test_a_reset_is_a_pause_and_no_attempt(wire: str):
+    async with world(decode=[hold_at(3)]) as w, proxied(w, w.decode, wire) as proxy:
         run = asyncio.create_task(w.generate(sequence(max_tokens=LONG)))
         await w.decode.reached(Phase.DECODE, times=3)
         for _ in range(3):
@@ -80,6 +82,7 @@ async def test_a_reset_is_a_pause_and_no_attempt():
         assert tokens(await run) == scripted(LONG)
         assert [request.id.attempt for request in w.decode.requests] == [1]
         assert "retry" not in w.timings.entries
+        assert (proxy.sessions.num_connections > 1) == (wire == "socket")
 
 
 async def test_rows_are_handed_to_the_request_that_waits_for_them():
@@ -111,8 +114,8 @@ async def test_rows_are_handed_to_the_request_that_waits_for_them():
         assert w.dispatcher.num_tokens == LONG
 
 
-async def test_what_was_emitted_during_a_break_is_sent_again():
-    async with world(decode=[hold_at(3)]) as w, proxied(w, w.decode) as proxy:
+async def test_what_was_emitted_during_a_break_is_sent_again(wire: str):
+    async with world(decode=[hold_at(3)]) as w, proxied(w, w.decode, wire) as proxy:
         chunks = w.dispatcher.run(w.admit(sequence(max_tokens=LONG)))
         seen = [await anext(chunks) for _ in range(3)]
         proxy.refuses = True
@@ -125,11 +128,11 @@ async def test_what_was_emitted_during_a_break_is_sent_again():
         assert len(w.decode.requests) == 1
 
 
-async def test_a_worker_behind_a_dead_network_is_replaced():
+async def test_a_worker_behind_a_dead_network_is_replaced(wire: str):
     async with world(decode=[hold_at(3), ()]) as w:
         first, second = w.cluster.decodes
         await w.cluster.change_load(second, running_rows=4)  # second choice
-        async with proxied(w, first) as proxy:
+        async with proxied(w, first, wire) as proxy:
             run = asyncio.create_task(w.generate(sequence(max_tokens=LONG)))
             await first.reached(Phase.DECODE, times=3)
             proxy.refuses = True

@@ -128,7 +128,10 @@ def test_worker_ports_are_open_to_routers_and_workers_only(values):
     policies = {component(each): each for each in named(objects, "NetworkPolicy").values()}
     callers = {"router", "prefill", "decode"}
     for role in workers(values):
-        for rule in policies[role]["spec"]["ingress"]:
+        rules = policies[role]["spec"]["ingress"]
+        opened = {port["port"] for rule in rules for port in rule.get("ports", ())}
+        assert opened == {"grpc", "metrics"} | (set() if role == "encode" else {"pages", "sessions"})
+        for rule in rules:
             ports = {port["port"] for port in rule.get("ports", ())}
             peers = [peer.get("podSelector", {}).get("matchLabels", {}) for peer in rule["from"]]
             assert rule["from"], "an empty list would allow everyone"
@@ -139,7 +142,9 @@ def test_worker_ports_are_open_to_routers_and_workers_only(values):
             if role == "encode":
                 assert (ports, allowed) in (({"grpc"}, callers - {"decode"}), (set(), {"prefill"}))
             elif ports:
-                assert allowed == (callers if ports == {"grpc"} else callers - {"router"})
+                expected = {"grpc": callers, "pages": callers - {"router"}, "sessions": {"router"}}
+                assert allowed == expected[ports.pop()]
+                assert not ports
             else:
                 assert allowed - {"encode"} == callers - {"router"}
     assert [not rule.get("from") for rule in policies["router"]["spec"]["ingress"]] == [True, False]

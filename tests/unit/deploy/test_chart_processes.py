@@ -147,8 +147,11 @@ def test_ports_are_those_that_processes_listen_on(values, monkeypatch):
     for name, workload in services(render(values)).items():
         settings = load(workload, monkeypatch)
         if isinstance(settings, WorkerProcessSettings):
-            pages = {"pages": settings.page_port} if isinstance(settings, WorkerSettings) else {}
-            assert ports(workload) == {"grpc": settings.port, "metrics": settings.metrics_port} | pages, name
+            own = {}
+            if isinstance(settings, WorkerSettings):
+                own = {"pages": settings.page_port, "sessions": settings.session_port}
+            assert ports(workload) == {"grpc": settings.port, "metrics": settings.metrics_port} | own, name
+            assert len(set(ports(workload).values())) == len(ports(workload)), "0 would be no port of the chart"
         else:
             assert ports(workload) == {"http": settings.port, "metrics": settings.metrics_port}  # type: ignore[attr-defined]
 

@@ -9,10 +9,12 @@ import pytest
 
 from baton.telemetry import metrics
 from baton.telemetry.metrics_server import start_metrics_server
+from baton.telemetry.series import session_series
 
 
 def test_every_metric_has_a_name_help_and_a_constant_like_its_name():
     declared = metrics.declared()
+    constants = vars(metrics) | vars(session_series)
     assert len(declared) > 30
     for metric in declared:
         family = next(iter(metric.describe()))
@@ -20,7 +22,7 @@ def test_every_metric_has_a_name_help_and_a_constant_like_its_name():
         assert family.documentation.endswith(".")
         constant = family.name.removeprefix("baton_").upper()
         suffix = "_TOTAL" if family.type == "counter" else ""
-        assert getattr(metrics, constant + suffix) is metric
+        assert constants[constant + suffix] is metric
 
 
 def test_recomputed_tokens_start_at_zero():

@@ -1,4 +1,4 @@
-{{/* A kind of worker: its headless Service and its StatefulSet. Arguments as in _pod.tpl, with "port", "metricsPort" and "pagePort", if any. */}}
+{{/* A kind of worker: its headless Service and its StatefulSet. Arguments as in _pod.tpl, with "port", "metricsPort", and "pagePort" and "sessionPort", if any. */}}
 {{- define "baton.worker" -}}
 {{- $name := printf "%s-%s" (include "baton.name" .root) .component }}
 {{- $drain := int .root.Values.drainTimeoutS }}
@@ -59,6 +59,9 @@ spec:
             {{- if .pagePort }}
             - {name: BATON_PAGE_PORT, value: {{ .pagePort | quote }}}
             {{- end }}
+            {{- if .sessionPort }}
+            - {name: BATON_SESSION_PORT, value: {{ .sessionPort | quote }}}
+            {{- end }}
             - {name: BATON_METRICS_PORT, value: {{ .metricsPort | quote }}}
             - name: BATON_ADVERTISE_ADDRESS
               {{- if .root.Values.tls.existingSecret }}
@@ -76,6 +79,9 @@ spec:
             - {name: grpc, containerPort: {{ .port }}}
             {{- if .pagePort }}
             - {name: pages, containerPort: {{ .pagePort }}}
+            {{- end }}
+            {{- if .sessionPort }}
+            - {name: sessions, containerPort: {{ .sessionPort }}}
             {{- end }}
             - {name: metrics, containerPort: {{ .metricsPort }}}
           # Metrics are served once the model is loaded and checked.

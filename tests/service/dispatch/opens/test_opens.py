@@ -46,8 +46,8 @@ async def test_an_attempt_takes_no_call_but_its_sessions():
         assert [(one["baton-request-id"], one["x-request-id"]) for one in metadata] == [("r", "http-1")] * 2
 
 
-async def test_a_reset_within_a_reservation_is_a_pause_and_no_attempt():
-    async with world(decode=[HOLDS_RESERVE]) as w, proxied(w, w.decode) as proxy:
+async def test_a_reset_within_a_reservation_is_a_pause_and_no_attempt(wire: str):
+    async with world(decode=[HOLDS_RESERVE]) as w, proxied(w, w.decode, wire) as proxy:
         run = asyncio.create_task(w.generate(sequence()))
         await w.decode.reached(Phase.RESERVE)
         await reset(proxy)
@@ -56,8 +56,8 @@ async def test_a_reset_within_a_reservation_is_a_pause_and_no_attempt():
         assert (len(w.decode.reservations), len(w.prefill.requests)) == (1, 1)
 
 
-async def test_a_reset_within_a_prompt_is_a_pause_and_no_attempt():
-    async with world(prefill=[HOLDS_SEAL]) as w, proxied(w, w.prefill) as proxy:
+async def test_a_reset_within_a_prompt_is_a_pause_and_no_attempt(wire: str):
+    async with world(prefill=[HOLDS_SEAL]) as w, proxied(w, w.prefill, wire) as proxy:
         run = asyncio.create_task(w.generate(sequence()))
         await w.prefill.reached(Phase.SEAL)
         await reset(proxy)
@@ -69,12 +69,12 @@ async def test_a_reset_within_a_prompt_is_a_pause_and_no_attempt():
 
 @pytest.mark.usefixtures("both_streams")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_worker_whose_session_is_lost_is_replaced(role: str):
+async def test_a_worker_whose_session_is_lost_is_replaced(role: str, wire: str):
     held = [HOLDS_SEAL, ()] if role == "prefill" else [HOLDS_RESERVE, ()]
     async with world(**{role: held}) as w:  # type: ignore[arg-type]
         first, second = w.cluster.prefills if role == "prefill" else w.cluster.decodes
         await w.cluster.change_load(second, waiting_tokens=100, running_rows=4)  # second choice
-        async with proxied(w, first) as proxy:
+        async with proxied(w, first, wire) as proxy:
             run = asyncio.create_task(w.generate(sequence()))
             await first.reached(Phase.SEAL if role == "prefill" else Phase.RESERVE)
             proxy.refuses = True
@@ -96,9 +96,9 @@ async def test_a_reservation_without_a_reply_is_aborted_in_time():
         assert [request.id.attempt for request in second.requests] == [2]
 
 
-async def test_an_abort_never_overtakes_what_it_ends():
+async def test_an_abort_never_overtakes_what_it_ends(wire: str):
     """Of a request that is hung up while its reservation waits for a connection, nothing comes behind the abort."""
-    async with world() as w, proxied(w, w.decode) as proxy:
+    async with world() as w, proxied(w, w.decode, wire) as proxy:
         proxy.refuses = True
         proxy.reset()
         run = asyncio.create_task(w.generate(sequence()))
