@@ -22,6 +22,8 @@ class RequestState(enum.Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
+    __hash__ = object.__hash__  # members are singletons; that of `Enum` hashes their names, in Python
+
     @property
     def terminal(self) -> bool:
         return self in TERMINAL
@@ -42,6 +44,8 @@ class RequestEvent(enum.Enum):
     REFUSE = "refuse"
     CANCEL = "cancel"
     FAIL = "fail"
+
+    __hash__ = object.__hash__  # members are singletons; that of `Enum` hashes their names, in Python
 
 
 TERMINAL = frozenset({RequestState.FINISHED, RequestState.REFUSED, RequestState.CANCELLED, RequestState.FAILED})

@@ -48,8 +48,9 @@ def apply_event(
     Raises `Superseded` when `id` is lower than the event requires, `RecordLost` when it is higher, and `Broken` when
     the table lacks the event.
     """
-    expected = AttemptId(record.id, record.attempt + NUM_ATTEMPTS_OPENED[event], record.owner_tag)
-    if id != expected:
+    attempt = record.attempt + NUM_ATTEMPTS_OPENED[event]
+    if id.attempt != attempt or id.owner_tag != record.owner_tag:
+        expected = AttemptId(record.id, attempt, record.owner_tag)
         if id.order < expected.order:
             raise Superseded(superseded_message(id, event, record.attempt), record.attempt_id)
         if id.order > expected.order:

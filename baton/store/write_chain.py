@@ -6,7 +6,8 @@ Every write follows the rules of the operation that it names. Made by `baton.sto
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Ballot, RequestId
@@ -25,8 +26,7 @@ from baton.store.store import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PutCall:
+class PutCall(msgspec.Struct, frozen=True):
     """`CallStore.put_call`. Accepted if the call is the owner's afterwards. Result: the `CallOwner`."""
 
     record: CallRecord
@@ -41,8 +41,7 @@ class PutCall:
         return WriteResult(owner.ballot == self.record.ballot, owner=owner)
 
 
-@dataclass(frozen=True, slots=True)
-class PutSequence:
+class PutSequence(msgspec.Struct, frozen=True):
     """`SequenceStore.put_request`. Accepted if the store has `record` afterwards. Result: the record that it has."""
 
     record: SequenceRecord
@@ -59,8 +58,7 @@ class PutSequence:
         return WriteResult(same and not others, record=found)
 
 
-@dataclass(frozen=True, slots=True)
-class AdvanceSequence:
+class AdvanceSequence(msgspec.Struct, frozen=True):
     """`SequenceStore.advance`. Accepted if it applies; one that would raise is not."""
 
     attempt: AttemptId
@@ -83,8 +81,7 @@ class AdvanceSequence:
         return WriteResult(True)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteJournal:
+class WriteJournal(msgspec.Struct, frozen=True):
     """`CallStore.write_journal`. Accepted if every entry is DONE. Result: the outcomes. `entries` is not empty."""
 
     entries: tuple[JournalEntry, ...]
@@ -99,8 +96,7 @@ class WriteJournal:
         return WriteResult(all(outcome is WriteOutcome.DONE for outcome in outcomes), outcomes=outcomes)
 
 
-@dataclass(frozen=True, slots=True)
-class EndCall:
+class EndCall(msgspec.Struct, frozen=True):
     """`CallStore.end_call`. Accepted if it has an effect; one that would raise `LiveSequence` is not."""
 
     id: RequestId
@@ -120,8 +116,7 @@ class EndCall:
 ChainedWrite = PutCall | PutSequence | AdvanceSequence | WriteJournal | EndCall
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(msgspec.Struct, frozen=True):
     """Result of a write that ran. A refused one had no effect, but for the entries of a journal that are DONE."""
 
     accepted: bool

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from baton.domain.ids import ATTEMPTS_PER_EPOCH, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
@@ -38,8 +40,7 @@ _STATUSES = {status.value.encode(): status for status in CallStatus}
 _OUTCOMES = (WriteOutcome.DONE, WriteOutcome.SUPERSEDED, WriteOutcome.GAP)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteCommand:
+class WriteCommand(msgspec.Struct, frozen=True):
     """One run of `script`. `read` makes a result of `(accepted, reply)`, a binary reply."""
 
     script: str
@@ -100,7 +101,7 @@ class WriteCommands:
     def stored_sequence(self, record: SequenceRecord, reply: int | list[bytes]) -> SequenceRecord:
         """The record that the store has after `put_request` of `record`."""
         if isinstance(reply, int):
-            return replace(record, num_emitted=reply)
+            return record if reply == record.num_emitted else replace(record, num_emitted=reply)
         return self._records.sequence(record.id, pairs(reply)) or record
 
     def advance(self, write: AdvanceSequence) -> WriteCommand:

@@ -112,7 +112,7 @@ class CallSync:
         if self._never_began:
             return writes
         if self.stored is None:
-            writes.append(PlannedWrite(PutCall(replace(self.desired, status=CallStatus.OPEN)), self))
+            writes.append(PlannedWrite(PutCall(self._open_record), self))
         complete = True
         for sequence in self.sequences.values():
             if sequence.status.alone:
@@ -132,6 +132,12 @@ class CallSync:
             self.durable.set()
         elif isinstance(planned.write, EndCall):
             self.stored = planned.write.status
+
+    @property
+    def _open_record(self) -> CallRecord:
+        """The call before its end."""
+        desired = self.desired
+        return desired if desired.status is CallStatus.OPEN else replace(desired, status=CallStatus.OPEN)
 
     @property
     def _never_began(self) -> bool:
@@ -174,7 +180,7 @@ class CallSync:
     async def _put(self, store: CallStore) -> CallStatus:
         """Enters the call unless the store has it. Returns its stored status."""
         desired = self.desired
-        found = await store.put_call(replace(desired, status=CallStatus.OPEN))
+        found = await store.put_call(self._open_record)
         if found.ballot != desired.ballot:  # a tombstone of ours has no owner
             epoch, owner_tag = found.ballot
             seen = AttemptId(desired.id, first_attempt(epoch), owner_tag)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from baton.store.store import SequenceRecord
 from baton.store.write_chain import ChainedWrite
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from baton.store.write_behind.record_sync import RecordSync
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedWrite:
+class PlannedWrite(msgspec.Struct, frozen=True, eq=False):
     """`after`: the record that the store has once a sequence's write is accepted; None for other writes."""
 
     write: ChainedWrite

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import Superseded
+from baton.domain.ids import AttemptId
 from baton.store import transitions
 from baton.store.store import JournalEntry, SequenceRecord, SequenceStore
 from baton.store.write_behind.call_sync import CallSync
@@ -118,12 +119,15 @@ class RecordSync:
             return PlannedWrite(PutSequence(target), self, target)
         if not events:
             return None
-        after = replace(
-            target,
-            num_emitted=max(stored.num_emitted, target.num_emitted),
-            fingerprint=target.fingerprint or stored.fingerprint,
-        )
-        first = replace(stored.attempt_id, attempt=stored.attempt + transitions.NUM_ATTEMPTS_OPENED[events[0]])
+        after = target
+        if stored.num_emitted > target.num_emitted or (stored.fingerprint and not target.fingerprint):
+            after = replace(
+                target,
+                num_emitted=max(stored.num_emitted, target.num_emitted),
+                fingerprint=target.fingerprint or stored.fingerprint,
+            )
+        opened = transitions.NUM_ATTEMPTS_OPENED[events[0]]
+        first = AttemptId(stored.id, stored.attempt + opened, stored.owner_tag)
         news = target.fingerprint if target.fingerprint != stored.fingerprint else ""
         write = AdvanceSequence(first, events, target.num_emitted, target.failure_code, news)
         return PlannedWrite(write, self, after)
@@ -207,7 +211,9 @@ def _same_state(one: SequenceRecord, other: SequenceRecord) -> bool:
 
 def _same_owner(one: SequenceRecord, other: SequenceRecord) -> bool:
     """False also for a record that only a journal write has raised to the ballot: it has the earlier router's name."""
-    return one.attempt_id.ballot == other.attempt_id.ballot and one.router_id == other.router_id
+    if one.owner_tag != other.owner_tag or one.router_id != other.router_id:
+        return False
+    return one.attempt == other.attempt or one.attempt_id.epoch == other.attempt_id.epoch
 
 
 def _leads_to(earlier: SequenceRecord, later: SequenceRecord) -> bool:

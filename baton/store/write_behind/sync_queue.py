@@ -8,8 +8,10 @@ knows no store and no time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
+
+import msgspec
 
 from baton.domain.ids import RequestId
 from baton.store.store import JournalEntry
@@ -31,8 +33,7 @@ MAX_WRITTEN = 10_000
 MAX_WRITTEN_TOKENS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class JournalBatch:
+class JournalBatch(msgspec.Struct, frozen=True):
     """Entries for one round trip, each with its sync. `complete`: nothing else was due that could be written."""
 
     syncs: tuple[RecordSync, ...]
@@ -40,8 +41,7 @@ class JournalBatch:
     complete: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBatch:
+class WriteBatch(msgspec.Struct, frozen=True):
     """Chains of writes for one round trip, and journals that need no other write. `complete`: see `JournalBatch`."""
 
     chains: tuple[list[PlannedWrite], ...]
@@ -118,6 +118,10 @@ class SyncQueue:
             return False
         return not isinstance(sync, CallSync) or sync.ended or sync.stored is not None or sync.status.alone
 
+    def holds(self, sync: RecordSync | CallSync) -> bool:
+        """True if a write of its record is due."""
+        return sync in self._held or sync in self._waiting or sync in self._rechecks
+
     def add_call(self, call: CallSync) -> None:
         """Adds an open call. Sequences that are added later belong to it by their ids."""
         self.calls[call.desired.id] = call
@@ -139,11 +143,14 @@ class SyncQueue:
         """Puts a changed sync where its phase requires, and the ended call that waits for its journal."""
         phase = sync.phase
         at_once = self._rechecks if sync.was_written else self._waiting
-        for wanted, syncs in ((SyncPhase.WRITE, at_once), (SyncPhase.HOLD, self._held)):
-            if phase is wanted:
-                syncs.setdefault(sync)
-            else:
-                syncs.pop(sync, None)
+        if phase is SyncPhase.WRITE:
+            at_once.setdefault(sync)
+        else:
+            at_once.pop(sync, None)
+        if phase is SyncPhase.HOLD:
+            self._held.setdefault(sync)
+        else:
+            self._held.pop(sync, None)
         if isinstance(sync, RecordSync):
             if sync.journal.due:
                 self.due_journals.setdefault(sync)
@@ -190,9 +197,14 @@ class SyncQueue:
                 chains.append(chain)
                 planned.update(map(attrgetter("sync"), chain))
                 num_writes += len(chain)
-                num_tokens += sum(map(_num_tokens, chain))
-                num_bytes += sum(map(_num_body_bytes, chain))
-                complete = complete and not any(map(_is_part, chain))
+                for planned_write in chain:
+                    write = planned_write.write
+                    if isinstance(write, WriteJournal):
+                        num_entry_tokens = len(write.entries[0].tokens)
+                        num_tokens += num_entry_tokens
+                        complete = complete and num_entry_tokens < MAX_ENTRY_TOKENS  # else more of it may be due
+                    elif isinstance(write, PutCall):
+                        num_bytes += len(write.record.body)
             if num_writes >= MAX_CHAINED_WRITES or num_tokens >= MAX_BATCH_TOKENS or num_bytes >= MAX_BATCH_BYTES:
                 break
         complete = complete and next(roots, None) is None
@@ -329,7 +341,9 @@ class SyncQueue:
             sync.sequences.clear()
 
     def _keep_written(self, sync: RecordSync | CallSync) -> None:
-        """Keeps a sync whose end is written; forgets the oldest ones over the bounds."""
+        """Keeps a sync whose end is written; forgets the oldest ones over the bounds. Idempotent."""
+        if sync in self._written:
+            return
         sync.was_written = True
         if isinstance(sync, CallSync):
             if sync.desired.private:
@@ -358,18 +372,3 @@ class SyncQueue:
 def _needs_no_memory(chain: list[PlannedWrite]) -> bool:
     """True for a chain that a full server takes, and then all that follows it in the same script."""
     return isinstance(chain[0].write, EndCall)
-
-
-def _num_tokens(planned: PlannedWrite) -> int:
-    write = planned.write
-    return sum(len(entry.tokens) for entry in write.entries) if isinstance(write, WriteJournal) else 0
-
-
-def _num_body_bytes(planned: PlannedWrite) -> int:
-    return len(planned.write.record.body) if isinstance(planned.write, PutCall) else 0
-
-
-def _is_part(planned: PlannedWrite) -> bool:
-    """True if more tokens of the sequence are due than fit into one entry."""
-    write = planned.write
-    return isinstance(write, WriteJournal) and len(write.entries[0].tokens) == MAX_ENTRY_TOKENS
