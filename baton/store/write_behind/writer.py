@@ -174,8 +174,11 @@ class StoreWriter:
         sync = self._queue.sequences.get(id.request_id)
         if sync is None or sync.ended:
             raise Broken(f"{event.value} of {id}: no such request here, or it has ended")
-        changes = {"failure_code": failure_code, "fingerprint": fingerprint}
-        sync.update(transitions.apply_event(sync.desired, id, event, num_emitted=num_emitted, **changes))
+        sync.update(
+            transitions.apply_event(
+                sync.desired, id, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+            )
+        )
         if sync.ended or fingerprint or not self._queue.holds(sync):
             self._update(sync)  # else its record is due already, and stays where it waits
         return sync.desired.state

@@ -33,6 +33,7 @@ class AdmissionController:
         self.coming = ComingPrompts()
         self._tracked: dict[RequestId, TrackedRequest] = {}
         self._by_slot: dict[Slot, TrackedRequest] = {}
+        self._shown: tuple[int, int] | None = None  # waiting requests and their tokens, as the metrics have them
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -141,8 +142,11 @@ class AdmissionController:
         """Wakes requests that started or had to leave."""
         for slot in slots:
             self._grant(self._by_slot[slot])
-        QUEUED_REQUESTS.set(self.queue.num_waiting)
-        QUEUED_TOKENS.set(self.queue.num_waiting_tokens)
+        waiting = self.queue.num_waiting, self.queue.num_waiting_tokens
+        if waiting != self._shown:
+            self._shown = waiting
+            QUEUED_REQUESTS.set(waiting[0])
+            QUEUED_TOKENS.set(waiting[1])
 
     def _grant(self, tracked: TrackedRequest) -> None:
         tracked.granted.set()

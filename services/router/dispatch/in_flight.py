@@ -6,16 +6,15 @@ worker that was idle at the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, Incarnation
-from baton.domain.worker import WorkerLoad, WorkerRecord
+from baton.domain.worker import WorkerRecord
 from baton.services.router.dispatch.placement.pair import Pair
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
+class _Placement(NamedTuple):
     prefill: Incarnation
     decode: Incarnation
     num_tokens: int
@@ -44,34 +43,24 @@ class InFlight:
 
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
         """Returns `record` with the recent attempts added to its load."""
-        prompts: list[int] = []
-        rows: list[int] = []
-        for id, placement in list(self._placements.items()):
-            if now - placement.placed_at > self._window_s:
-                del self._placements[id]
-                continue
-            if placement.prefill == record.incarnation:
-                prompts.append(placement.num_tokens - placement.num_cached)
-            if placement.decode == record.incarnation:
-                rows.append(placement.num_tokens)
-        if not prompts and not rows:
+        self._forget_old(now)
+        incarnation, page_size = record.incarnation, record.page_size
+        num_prompts = prompt_tokens = num_rows = num_pages = 0
+        for placement in self._placements.values():
+            if placement.prefill == incarnation:
+                num_prompts += 1
+                prompt_tokens += placement.num_tokens - placement.num_cached
+            if placement.decode == incarnation:
+                num_rows += 1
+                num_pages += ceil_div(placement.num_tokens + 1, page_size)
+        if not num_prompts and not num_rows:
             return record
-        load = _with_rows(_with_prompts(record.load, prompts), rows, record.page_size)
-        return replace(record, load=load)
+        return record.with_load(record.load.with_work(num_prompts, prompt_tokens, num_rows, num_pages))
 
-
-def _with_prompts(load: WorkerLoad, prompts: list[int]) -> WorkerLoad:
-    return replace(
-        load,
-        waiting_requests=load.waiting_requests + len(prompts),
-        waiting_tokens=load.waiting_tokens + sum(prompts),
-    )
-
-
-def _with_rows(load: WorkerLoad, prompts: list[int], page_size: int) -> WorkerLoad:
-    num_pages = sum(ceil_div(num_tokens + 1, page_size) for num_tokens in prompts)
-    return replace(
-        load,
-        running_rows=load.running_rows + len(prompts),
-        available_pages=max(0, load.available_pages - num_pages),
-    )
+    def _forget_old(self, now: float) -> None:
+        """Removes the attempts that were placed before the window. The oldest come first."""
+        while self._placements:
+            id, oldest = next(iter(self._placements.items()))
+            if now - oldest.placed_at <= self._window_s:
+                break
+            del self._placements[id]

@@ -49,6 +49,8 @@ DRAINING_RETRY_S = 1.0
 
 MIN_BUSY_S = 0.01
 
+_NUM_RESERVED = EARLY_PREFILLS_TOTAL.labels("reserved")
+
 MAX_ASKING = 8
 """Entries of a wait queue that try concurrently: one call that hangs does not hold up all."""
 
@@ -139,11 +141,12 @@ class _Search:
         return True
 
     def query_at(self, now: float) -> PlacementQuery:
-        """The query at `now`, without the workers that are busy still."""
-        if not self.busy_until:
+        """The query at `now`, without the workers that are busy still; bound to the worker of a prefill that began."""
+        if not self.busy_until and self.prefill is None:
             return self.query
         self.busy_until = {incarnation: until for incarnation, until in self.busy_until.items() if until > now}
-        return replace(self.query, busy=frozenset(self.busy_until))
+        prefill = None if self.prefill is None else self.prefill.worker.incarnation
+        return replace(self.query, busy=frozenset(self.busy_until), prefill=prefill)
 
 
 @dataclass(slots=True)
@@ -192,12 +195,7 @@ class Reserver:
         no pair with the `fingerprint` is there; without one, when no pair was there for `worker_wait_s` and no token
         was emitted yet. Raises `DeadlineExceeded`, `ReserveFailure`, or a worker's error that ends the request.
         """
-        query = replace(
-            self._query(request, avoided, fingerprint),
-            affinity=affinity,
-            last=self._affinity.find(affinity),
-            processor=processor,
-        )
+        query = self._query(request, avoided, fingerprint, affinity, processor)
         search = _Search(request, metadata, query, self._clock(), deadline, may_start and not processor)
         try:
             async with asyncio.timeout_at(deadline):
@@ -296,7 +294,7 @@ class Reserver:
             reserved = reply.reserved
             num_busy = search.num_busy_replies
             if search.prefill is not None:
-                EARLY_PREFILLS_TOTAL.labels("reserved").inc()
+                _NUM_RESERVED.inc()
             return PairReservation(
                 pair, reserved.reservation_id, reserved.decode_prefix_len, keys, num_busy, prefill=search.prefill
             )
@@ -312,7 +310,6 @@ class Reserver:
         if not self._early_starts.allows(now, pair.decode.incarnation) or not has_room_twice(pair, len(request.tokens)):
             return
         search.prefill = self._start_prefill(PrefillSpec(pair, request, keys, search.deadline, search.metadata))
-        search.query = replace(search.query, prefill=pair.prefill.incarnation)
         self._early_starts.on_started(now)
 
     def _check_prefill(self, search: _Search, pair: Pair) -> None:
@@ -353,7 +350,9 @@ class Reserver:
             return DecodeBusy(error.retry_after_s or DRAINING_RETRY_S)
         raise self._reserve_failure(classify_reported(error, WorkerRole.DECODE), pair, id)
 
-    def _query(self, request: EngineRequest, avoided: Avoided, fingerprint: str) -> PlacementQuery:
+    def _query(
+        self, request: EngineRequest, avoided: Avoided, fingerprint: str, affinity: str, processor: str
+    ) -> PlacementQuery:
         max_tokens = request.num_prompt_tokens + request.stop.max_tokens
         keys = {}
         for size in self._workers.page_sizes():
@@ -361,7 +360,7 @@ class Reserver:
         grammars = CAPABILITY if request.constraint is not None else ""
         return PlacementQuery(
             len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars,
-            needs=needs_of(request),
+            needs=needs_of(request), affinity=affinity, last=self._affinity.find(affinity), processor=processor,
         )  # fmt: skip
 
     def _reserve_failure(self, reason: Exception, pair: Pair, id: AttemptId) -> Exception:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, SentBack, Superseded
 from baton.domain.ids import Incarnation
@@ -27,7 +28,9 @@ from baton.telemetry.logs import get_logger, shows_debug
 from baton.telemetry.metrics import ABORTS_TOTAL, REQUESTS_IN_STATE, RETRIES_TOTAL
 from baton.telemetry.sequence_timer import SequenceTimer
 
-_NUM_IN_STATE = {state: REQUESTS_IN_STATE.labels(state.value) for state in RequestState}
+_NUM_IN_STATE = dict.fromkeys(RequestState, 0)  # of this process; the metric reads it when it is asked for
+for _state in RequestState:
+    REQUESTS_IN_STATE.labels(_state.value).set_function(partial(_NUM_IN_STATE.__getitem__, _state))
 
 log = get_logger(__name__)
 
@@ -70,7 +73,7 @@ class TrackedRequest:
         self._left_at: Incarnation | None = None  # the worker that has just sent the row back
         self._num_cached_tokens = sequence.num_cached_tokens
         self._wants_scores = sequence.prompt_logprobs is not None
-        _NUM_IN_STATE[self.state].inc()
+        _NUM_IN_STATE[self.state] += 1
         if record.state is RequestState.RECEIVED:
             records.create(record)
             self._advance(RequestEvent.ENQUEUE)
@@ -256,11 +259,13 @@ class TrackedRequest:
 
     def _advance(self, event: RequestEvent, failure_code: str = "", fingerprint: str = "") -> None:
         before, self.state = self.state, advance(self.state, event)
-        changes = {"failure_code": failure_code, "fingerprint": fingerprint}
-        self._records.advance(self.id, event, num_emitted=len(self._emitted), **changes)
-        _NUM_IN_STATE[before].dec()
+        num_emitted = len(self._emitted)
+        self._records.advance(
+            self.id, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+        )
+        _NUM_IN_STATE[before] -= 1
         if self.state not in TERMINAL:
-            _NUM_IN_STATE[self.state].inc()
+            _NUM_IN_STATE[self.state] += 1
         if shows_debug():
             log.debug(
                 "request_state",

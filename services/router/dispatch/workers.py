@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey, WorkerId
 from baton.domain.liveness import Liveness
+from baton.domain.timing.prompt_cost import CostBasis
 from baton.domain.timing.row_limit import within_tpot
 from baton.domain.trust import RecordVerifier
 from baton.domain.worker import WorkerRecord, WorkerRole
@@ -33,7 +34,14 @@ from baton.services.router.dispatch.media.encoder_choice import has_tower, makes
 from baton.services.router.dispatch.media.encoder_mismatch import MismatchLog, mismatch_note
 from baton.services.router.dispatch.placement.absence import WorkerAbsence
 from baton.services.router.dispatch.placement.choice import choose_pair
-from baton.services.router.dispatch.placement.pair import Pair, capacity_tokens, kernels_note, linked_pairs, placeable
+from baton.services.router.dispatch.placement.pair import (
+    LinkedPairs,
+    Pair,
+    capacity_tokens,
+    kernels_note,
+    linked_pairs,
+    placeable,
+)
 from baton.services.router.dispatch.placement.policy import BY_CACHE, PlacementRules
 from baton.services.router.dispatch.placement.query import PlacementQuery
 from baton.services.router.dispatch.placement.worker_filter import WorkerFilter
@@ -48,6 +56,8 @@ from baton.telemetry.series.worker_series import WorkerSeries
 MAX_INDEXED_PAGES = 1 << 18
 FIRST_READ_S = 2.0
 """Longest wait of a router that starts for its first reading of the registry."""
+
+_NUM_PLACED = {basis: PLACEMENTS_TOTAL.labels(basis.value) for basis in CostBasis}
 
 log = get_logger(__name__)
 
@@ -92,13 +102,13 @@ class WorkerSet:
         self.suspicions = Suspicions(limits.worker_ttl_s)
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self.cache_index = CacheIndex()
-        self._index = KnownPages(MAX_INDEXED_PAGES, self.cache_index, clock)
+        self.known_pages = KnownPages(MAX_INDEXED_PAGES, self.cache_index, clock)
         self.worker_sessions: WorkerSessions | None = None  # None: a call for each attempt
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
         self._listeners: list[Callable[[], None]] = [MismatchLog(self.served).report]
         self._changed, self._read_once = asyncio.Event(), asyncio.Event()
-        self._num_choices = 0
+        self._num_choices, self._pairs = 0, LinkedPairs()
         self._refresh_task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
@@ -186,21 +196,22 @@ class WorkerSet:
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
         now, suspicions = self._now(), self.suspicions
-        able = (r for r in self._records.values() if self._eligible(r) and not suspicions.holds(r.incarnation, now))
+        able = [r for r in self._records.values() if self._eligible(r) and not suspicions.holds(r.incarnation, now)]
         most, context = self._limits.max_tpot_s, query.num_tokens
-        records = [self._in_flight.adjust(within_tpot(one, most, context), now) for one in able]
-        pairs = [pair for pair in linked_pairs(records) if self._link_breakers.allows(pair.incarnations, now)]
+        loaded = {r.incarnation: self._in_flight.adjust(within_tpot(r, most, context), now) for r in able}
+        links = (pair.incarnations for pair in self._pairs.of(able))
+        pairs = [Pair(loaded[a], loaded[b]) for a, b in links if self._link_breakers.allows((a, b), now)]
         if query.processor:
             pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]
         self._num_choices += 1
-        pair = choose_pair(pairs, query, self._index, self._num_choices, self._limits.policies)
+        pair = choose_pair(pairs, query, self.known_pages, self._num_choices, self._limits.policies)
         if pair is not None:
-            PLACEMENTS_TOTAL.labels(pair.cost_basis.value).inc()
+            _NUM_PLACED[pair.cost_basis].inc()
         return pair
 
     def on_placed(self, id: AttemptId, pair: Pair, query: PlacementQuery) -> None:
         """Counts what an attempt has to compute as load of its pair until announcements show it."""
-        num_cached = min(query.num_tokens, self._index.num_hit_tokens(pair.prefill, query.keys))
+        num_cached = min(query.num_tokens, self.known_pages.num_hit_tokens(pair.prefill, query.keys))
         self._in_flight.add(id, pair, query.num_tokens, self._now(), num_cached)
         self._link_breakers.on_placed(id, pair.incarnations)
 
@@ -228,17 +239,7 @@ class WorkerSet:
 
     def add_cached_pages(self, record: WorkerRecord, keys: Sequence[PageKey]) -> None:
         """Records that the worker has computed or imported these pages."""
-        self._index.add(record.incarnation, keys)
-
-    def predict_cached_tokens(self, record: WorkerRecord, num_tokens: int, keys: Sequence[PageKey]) -> int:
-        """Prompt tokens that the worker will find cached, without the last, which is computed always.
-
-        From then on the pages are expected there.
-        """
-        now, matchable = self._now(), keys[: max(0, num_tokens - 1) // record.page_size]
-        num_pages = self.cache_index.num_hit_pages(record.incarnation, matchable, now)
-        self.cache_index.expect(record.incarnation, keys, now)
-        return num_pages * record.page_size
+        self.known_pages.add(record.incarnation, keys)
 
     def find_page_source(
         self, pair: Pair, num_tokens: int, keys: Sequence[PageKey], known: Mapping[Incarnation, int]
@@ -380,7 +381,7 @@ class WorkerSet:
         self._liveness.forget(record.incarnation)
         self.suspicions.forget(record.incarnation)
         self._records.pop(record.incarnation, None)
-        self._index.retain(frozenset(self._records))
+        self.known_pages.retain(frozenset(self._records))
         self._notify_watchers(record.incarnation)
 
     def _notify_watchers(self, incarnation: Incarnation) -> None:
@@ -388,7 +389,7 @@ class WorkerSet:
             on_lost()
 
     def _eligible_pairs(self) -> list[Pair]:
-        return linked_pairs(record for record in self._records.values() if self._eligible(record))
+        return self._pairs.of(record for record in self._records.values() if self._eligible(record))
 
     def _eligible(self, record: WorkerRecord) -> bool:
         is_present = self._liveness.is_present(record.incarnation, self._now())

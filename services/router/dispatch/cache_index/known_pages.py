@@ -35,6 +35,16 @@ class KnownPages(PrefixIndex):
             return num_pages
         return max(num_pages, super().num_hit_pages(worker.incarnation, keys))
 
+    def predict_tokens(self, worker: WorkerRecord, num_tokens: int, keys: Sequence[PageKey]) -> int:
+        """Prompt tokens that the worker will find cached by its events, without the last, which is computed always.
+
+        From then on the pages are expected there.
+        """
+        now, matchable = self._now(), keys[: max(0, num_tokens - 1) // worker.page_size]
+        num_pages = self._index.num_hit_pages(worker.incarnation, matchable, now)
+        self._index.expect(worker.incarnation, keys, now)
+        return num_pages * worker.page_size
+
     def num_hit_tokens(self, worker: WorkerRecord, keys: Mapping[int, Sequence[PageKey]]) -> int:
         """Leading tokens of a query that a worker has, or probably has. `keys`: see `PlacementQuery`."""
         return worker.page_size * self.num_cached_pages(worker, keys.get(worker.page_size, ()))

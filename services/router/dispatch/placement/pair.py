@@ -78,6 +78,21 @@ def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
     return split + [Pair(decode, decode) for decode in decodes if decode.budgets.takes_prompts]
 
 
+class LinkedPairs:
+    """The linked pairs of the records that were asked for last: they change with announcements, not with requests."""
+
+    def __init__(self) -> None:
+        self._records: tuple[WorkerRecord, ...] = ()
+        self._pairs: list[Pair] = []
+
+    def of(self, records: Iterable[WorkerRecord]) -> list[Pair]:
+        """See `linked_pairs`. Do not change the list."""
+        asked = tuple(records)
+        if asked != self._records:
+            self._records, self._pairs = asked, linked_pairs(asked)
+        return self._pairs
+
+
 def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
     """True for a worker that is ready and not stuck in one step."""
     return record.status is WorkerStatus.READY and record.load.step_age_s <= max_step_age_s

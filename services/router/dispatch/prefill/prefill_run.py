@@ -96,7 +96,7 @@ class PrefillRun:
         self._undo: list[Callable[[], object]] = []
         try:
             message = self._message(max(0.0, spec.deadline - loop.time()))
-            self.num_predicted = workers.predict_cached_tokens(worker, len(spec.request.tokens), spec.keys)
+            self.num_predicted = workers.known_pages.predict_tokens(worker, len(spec.request.tokens), spec.keys)
             running = self._read(self._open(message)) if not spec.files else self._upload(message)
             self._task = asyncio.create_task(running, name=f"prefill-{spec.request.id}")
             self._undo.append(workers.watch(worker.incarnation, self._on_lost))

@@ -108,6 +108,7 @@ class ScriptedWorkers:
     ended: list[AttemptId] = field(default_factory=list)
     worker_sessions: Any = None
     suspicions: Any = field(default_factory=lambda: type("NoSuspicions", (), {"any": False}))
+    known_pages: Any = field(default_factory=lambda: type("NoPages", (), {"predict_tokens": lambda *_: 0})())
 
     def prefill_stub(self, record: object) -> Any:
         return type("Stub", (), {"Prefill": lambda _, request, **options: self.prefill})()
@@ -133,9 +134,6 @@ class ScriptedWorkers:
 
     def on_ended(self, id: AttemptId) -> None:
         self.ended.append(id)
-
-    def predict_cached_tokens(self, record: object, num_tokens: int, keys: object) -> int:
-        return 0
 
     def send(self, id: AttemptId, worker: object, reason: str) -> None:
         self.aborts.append(reason)
