@@ -60,6 +60,8 @@ class _LuaClient:
 
         return run
 
+    script_connection = script
+
     @contextlib.asynccontextmanager
     async def operation(self, action: str, wait_s: float = 0.0) -> AsyncIterator[None]:
         self._check_open()

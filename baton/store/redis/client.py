@@ -16,6 +16,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from baton.store.redis.packing import use_native_packing
+from baton.store.redis.script_connection import ScriptConnection
 from baton.store.redis.script_files import script_source
 from baton.store.store import StoreUnavailable
 
@@ -31,6 +32,7 @@ class RedisClient:
             url, max_connections=max_connections, timeout=None, **connection_options(binary=binary)
         )
         use_native_packing(pool)
+        self._pool, self._script_connections = pool, list[ScriptConnection]()
         self.redis: Redis = Redis.from_pool(pool)
         self._closed = False
 
@@ -41,6 +43,12 @@ class RedisClient:
     def script(self, name: str) -> AsyncScript:
         """Loads a script by its name; redis-py loads it again after the server has lost it."""
         return self.redis.register_script(script_source(name))
+
+    def script_connection(self, name: str) -> ScriptConnection:
+        """Loads a script by its name, to be run on a connection of its own."""
+        made = ScriptConnection(self._pool, self.script(name))
+        self._script_connections.append(made)
+        return made
 
     @contextlib.asynccontextmanager
     async def operation(self, action: str, wait_s: float = 0.0) -> AsyncIterator[None]:
@@ -61,6 +69,8 @@ class RedisClient:
     async def close(self) -> None:
         """Closes the connections; idempotent."""
         self._closed = True
+        for connection in self._script_connections:
+            await connection.close()
         await self.redis.aclose()
 
     def _unavailable(self, action: str, why: str) -> StoreUnavailable:

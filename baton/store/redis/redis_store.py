@@ -114,10 +114,10 @@ class RedisStore:
         self._registry_client = self._make_client(url, _REGISTRY_CONNECTIONS, binary=True)
         self._reader_client = self._make_client(url, options.max_waiting_readers, binary=True)
         self._announce, self._withdraw = (self._client.script(name) for name in ("announce", "withdraw"))
-        self._create, self._advance, self._put_request, self._write_chains = (
-            self._call_client.script(name)
-            for name in ("create_sequence", "advance_sequence", "put_request", "write_chains")
+        self._create, self._advance, self._put_request = (
+            self._call_client.script(name) for name in ("create_sequence", "advance_sequence", "put_request")
         )
+        self._write_chains = self._call_client.script_connection("write_chains")
         self._put, self._end, self._claim, self._hold_lease, self._list_orphans, self._write_journal = (
             self._call_client.script(name)
             for name in ("put_call", "end_call", "claim_call", "hold_lease", "list_orphans", "write_journal")
@@ -251,7 +251,7 @@ class RedisStore:
         commands = [list(map(self._commands.of, chain)) for chain in chains]
         keys, args = chains_to_args(commands)
         async with self._call_client.operation("write calls"):
-            reply = await self._write_chains(keys=keys, args=args)
+            reply = await self._write_chains(keys, args)
         return read_chains(commands, reply)
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
