@@ -8,6 +8,7 @@ Owned by `StoreWriter`, which fills the queue. One event loop; knows no Redis.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -35,7 +36,8 @@ class WriterOptions:
 
     `max_ended` bounds the ended sequences and calls that wait for a store that is away. `retry_s` is the pause after a
     failure, `idle_ping_s` the interval of pings while there is nothing to write. `opening_s`: longest wait of a new
-    call for the workers of its first sequence, which are then written with it.
+    call for the workers of its first sequence, which are then written with it. `opening_gap_s`: from the begin of a
+    round trip to one for calls that have their workers; those that come meanwhile share it.
     """
 
     max_ended: int = 10_000
@@ -43,6 +45,7 @@ class WriterOptions:
     idle_ping_s: float = 1.0
     journal_interval_s: float = 0.05
     opening_s: float = 0.05
+    opening_gap_s: float = 0.005
 
 
 class Flusher:
@@ -72,7 +75,9 @@ class Flusher:
         self._flush_requested = False
         self._num_flushing = 0
         self._has_due = False
-        self._opening: asyncio.TimerHandle | None = None  # set while new calls wait
+        self._opening: asyncio.TimerHandle | None = None  # set while calls wait to be opened
+        self._opening_at = 0.0
+        self._began_at = -math.inf  # the last round trip of chains
         self._flush_failed = False
         self._journals_alone = False
         self.degraded = False
@@ -81,7 +86,8 @@ class Flusher:
     def on_queue_changed(self, changed: RecordSync | CallSync | None = None) -> None:
         """Drops what exceeds the bounds of the queue, and wakes the task. `changed`: the only sync that did.
 
-        A new call does not wake it for `opening_s`: what does, or a question for the call, writes it as well.
+        A new call does not wake it for `opening_s`, nor one with its workers for what is left of `opening_gap_s`. What
+        wakes it, and a question for one of them, writes them as well: no response leaves before.
         """
         while self._queue.over_limit:
             id = self._queue.drop_oldest()
@@ -93,8 +99,10 @@ class Flusher:
             if changed is None or self._queue.is_urgent(changed):
                 self._wake.set()
                 return
-            if self._opening is None:
-                self._opening = asyncio.get_running_loop().call_later(self._options.opening_s, self._wake.set)
+            if self._queue.opens_call(changed):
+                self._open_calls_at(self._began_at + self._options.opening_gap_s)
+            else:
+                self._open_calls_at(_now() + self._options.opening_s)
             self._note_due()
         elif self._queue.has_due and not self._has_due:
             self._wake.set()  # else it already waits for the time of the next flush
@@ -102,7 +110,19 @@ class Flusher:
     def write_new_calls(self) -> None:
         """Writes new calls without waiting for their workers: somebody waits for the store to have one."""
         if self._opening is not None:
-            self._wake.set()
+            self._open_calls()
+
+    def _open_calls_at(self, when: float) -> None:
+        """Lets calls wait to be opened until then, or until the time that is set if that is sooner."""
+        if when <= _now():
+            self._open_calls()
+        elif self._opening is None or when < self._opening_at:
+            self._end_opening()
+            self._opening_at, self._opening = when, asyncio.get_running_loop().call_at(when, self._open_calls)
+
+    def _open_calls(self) -> None:
+        self._end_opening()
+        self._wake.set()
 
     def request_flush(self) -> None:
         """Flushes journals without waiting for the interval."""
@@ -145,16 +165,19 @@ class Flusher:
     async def _step(self) -> None:
         """Does one piece of work: a flush when it is time, else what cannot wait for it, else a wait."""
         queue, has_due = self._queue, self._queue.has_due
-        self._end_opening()
+        if self._num_flushing:
+            self._end_opening()
         self._note_due()
         wait_s = 0.0 if self._num_flushing else self._pacer.wait_s(_now(), urgent=self._flush_requested)
-        due, sync = has_due and wait_s == 0.0, queue.next_sync()
+        due = has_due and wait_s == 0.0
+        sync = queue.next_sync() if self._opening is None else queue.next_urgent()
         batch = None
         if self._flush_failed and sync is not None and sync.status.alone:
             self._flush_failed = False  # an end may fit where what a flush writes does not
         elif due or (sync is not None and not sync.status.alone):
             batch = queue.next_batch(due=due, journals_alone=due and self._journals_alone)
         if batch is not None and not batch.empty:
+            self._end_opening()
             await self._write(batch, due=due)
         elif sync is not None:
             await self._run_sync(sync)
@@ -169,7 +192,7 @@ class Flusher:
         self._has_due = has_due
 
     def _end_opening(self) -> None:
-        """The new calls are written now."""
+        """Calls that wait to be opened go with the next round trip."""
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
@@ -206,6 +229,7 @@ class Flusher:
     async def _write(self, batch: WriteBatch, *, due: bool) -> None:
         """Runs the chains and writes the journals of `batch`. `due`: it is a flush of journals."""
         began, num_resets, entries = _now(), self._queue.num_resets, batch.journals.entries
+        self._began_at = began if batch.chains else self._began_at
         if due:
             self._flush_requested = self._journals_alone = False
         chains: list[list[ChainedWrite]] = [[WriteJournal(entries)]] if entries else []

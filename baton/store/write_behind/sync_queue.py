@@ -7,6 +7,7 @@ knows no store and no time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
@@ -108,15 +109,35 @@ class SyncQueue:
         has not had before what it may have lost: after a reset, thousands of ended records are read one by one.
         """
         sync = next(iter(self._waiting), None) or next(iter(self._rechecks), None)
+        return sync and self._call_first(sync)
+
+    def next_urgent(self) -> RecordSync | CallSync | None:
+        """As `next_sync`, of those that do not wait for others to be opened with them."""
+        sync = next(filter(self.is_urgent, itertools.chain(self._waiting, self._rechecks)), None)
+        return sync and self._call_first(sync)
+
+    def _call_first(self, sync: RecordSync | CallSync) -> RecordSync | CallSync:
         if isinstance(sync, RecordSync) and (sync.call in self._waiting or sync.call in self._rechecks):
-            return sync.call
+            return sync.call or sync
         return sync
 
     def is_urgent(self, sync: RecordSync | CallSync) -> bool:
-        """True if its record cannot wait, and is not that of a new call, whose sequences have no workers yet."""
+        """True if its record cannot wait, and is none of a new call."""
         if sync not in self._waiting and sync not in self._rechecks:
             return False
-        return not isinstance(sync, CallSync) or sync.ended or sync.stored is not None or sync.status.alone
+        if isinstance(sync, CallSync):
+            return sync.ended or sync.stored is not None or sync.status.alone
+        return not self.opens_call(sync)
+
+    def opens_call(self, sync: RecordSync | CallSync) -> bool:
+        """True for a sequence that has its workers before the store has had its call: both are written together.
+
+        The call is durable only then, which its response waits for.
+        """
+        call = sync.call if isinstance(sync, RecordSync) else None
+        if call is None or call.stored is not None or call.ended or call.status.given_up or call.status.alone:
+            return False
+        return sync in self._waiting and sync.stored is None and not sync.status.alone and not sync.ended
 
     def holds(self, sync: RecordSync | CallSync) -> bool:
         """True if a write of its record is due."""

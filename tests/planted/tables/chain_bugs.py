@@ -60,7 +60,7 @@ CHAIN_BUGS = (
     ),
     PlantedBug(
         _OWNERSHIP, "a call without workers is never written", "baton/store/write_behind/flusher.py",
-        "self._opening = asyncio.get_running_loop().call_later(self._options.opening_s, self._wake.set)", "pass",
+        "self._open_calls_at(_now() + self._options.opening_s)", "self._open_calls_at(math.inf)",
         _WRITES,
     ),
     PlantedBug(
