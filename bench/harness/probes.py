@@ -5,6 +5,7 @@ Each probe takes some tens of milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -76,6 +77,36 @@ def process_rss_bytes(pid: int) -> int:
     """Resident memory of a process. Linux only; raises `OSError`."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all that descend from it. Linux only; processes that end meanwhile are left out."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
+
+
+def tree_pss_bytes(pid: int) -> int:
+    """Proportional set size of a process and all its descendants: each shared page counts once. Linux only.
+
+    Raises `OSError` if the process itself cannot be read.
+    """
+    total = _pss_bytes(pid)
+    for each in process_tree(pid)[1:]:
+        with contextlib.suppress(OSError):
+            total += _pss_bytes(each)
+    return total
+
+
+def _pss_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def process_cpu_s(pid: int) -> float:

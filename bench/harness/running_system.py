@@ -36,6 +36,14 @@ class RunningSystem:
     metrics_urls: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyServer:
+    """A running server: id of its first process, and seconds from its start until it was ready."""
+
+    pid: int
+    start_s: float
+
+
 @contextlib.contextmanager
 def running_system(
     model: str, shape: str | None, seed: int, flags: Sequence[str], console: Console
@@ -66,14 +74,15 @@ def metrics_urls(banner: str) -> tuple[str, ...]:
 @contextlib.contextmanager
 def running_server(
     command: Sequence[str], url: str, ready_path: str, variables: Mapping[str, str] | None = None
-) -> Iterator[str]:
+) -> Iterator[ReadyServer]:
     """Runs a server and yields after the first 200 of `ready_path`; its output goes to a file.
 
     Raises as `running_system` does.
     """
+    began_s = time.perf_counter()
     with _running(command, variables or {}) as (process, log):
         _wait_until(lambda: _answers(url + ready_path), url + ready_path, process, log)
-        yield url
+        yield ReadyServer(process.pid, time.perf_counter() - began_s)
 
 
 @contextlib.contextmanager

