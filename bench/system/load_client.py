@@ -18,10 +18,14 @@ HEAD_TOKENS = 8
 
 
 class TokenTimes:
-    """Arrival times of one stream's tokens; called with the number of tokens of each event."""
+    """Arrival times of one stream's tokens; called with the number of tokens of each event.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `on_event` is called at each of them, after its time was taken.
+    """
+
+    def __init__(self, clock: Callable[[], float], on_event: Callable[[], None] | None = None) -> None:
         self._clock = clock
+        self._on_event = on_event
         self._arrivals: list[tuple[float, int]] = []
         self.num_tokens = 0
         self.past_head = asyncio.Event()
@@ -32,6 +36,8 @@ class TokenTimes:
         self.num_tokens += num_tokens
         if self.num_tokens >= HEAD_TOKENS:
             self.past_head.set()
+        if self._on_event is not None:
+            self._on_event()
 
     def gaps(self, began_s: float, ended_s: float) -> list[float]:
         """Gaps before the tokens that arrived between two times; n tokens are n gaps."""
@@ -81,14 +87,15 @@ class LoadClient:
 
     @contextlib.asynccontextmanager
     async def running_streams(
-        self, num_streams: int, num_tokens: int, max_tokens: int
+        self, num_streams: int, num_tokens: int, max_tokens: int, on_event: Callable[[], None] | None = None
     ) -> AsyncIterator[list[TokenTimes]]:
         """Streams `num_streams` answers at once until the context ends. Yields when each is past its head.
 
+        `on_event` is called at each event of the first stream.
         A finished answer is followed by a new one, whose first token continues the old one's gaps. Raises
         `ExceptionGroup` with the failures, here or inside.
         """
-        times = [TokenTimes(self._clock) for _ in range(num_streams)]
+        times = [TokenTimes(self._clock, on_event if at == 0 else None) for at in range(num_streams)]
 
         async def stream(note: TokenTimes) -> None:
             while True:
