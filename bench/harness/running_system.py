@@ -58,7 +58,8 @@ def running_system(
                 model = _random_model(shape, Path(directory) / shape, seed)
         (port,) = free_ports(1)
         up = [sys.executable, "-m", "baton.services.cli.main", "up", model, "--port", str(port)]
-        command = [*up, *(() if "--prefill" in flags else ("--deployment", "split")), *flags]
+        names_workers = {"--prefill", "--deployment"} & {*flags}
+        command = [*up, *(() if names_workers else ("--deployment", "split")), *flags]
         with _running(command, {}) as (process, log):
             with console.status("starting the system"):
                 _wait_until(lambda: UP_MESSAGE in log.read_text(errors="replace"), "baton up", process, log)
