@@ -6,8 +6,10 @@ registry:
     DIRECTORY/openvino/bin/python bench/peers/openvino_server.py FILE.gguf --port 8000 --threads 2 --precision bf16
 
 Takes `POST /v1/completions` with a prompt of token ids and `"stream": true`, and `GET /v1/models`, which answers once
-the model is loaded. One thread steps the pipeline; each of its tokens is an event. The text of an event is the token's
-id: no time goes to detokenisation, which is in OpenVINO's favour. A closed connection cancels its request.
+the model is loaded. Each token is an event, whose text is the token's id: no time goes to detokenisation, which is in
+OpenVINO's favour. A closed connection cancels its request. A step of the pipeline holds the interpreter, so it runs in
+the event loop, and what came and what is to be sent is done between two steps: in a thread of its own, a step would
+begin before the tokens of the last one had left.
 """
 
 from __future__ import annotations
@@ -17,45 +19,48 @@ import asyncio
 import contextlib
 import itertools
 import json
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 MODEL_NAME = "m"
+PASSES_BETWEEN_STEPS = 10
+"""Passes of the event loop, which send the tokens of a step and read a request from its connection on."""
 
 
-class PipelineThread(threading.Thread):
-    """Steps a continuous-batching pipeline in a thread while it has requests. All its calls are made in that thread.
+class PipelineRunner:
+    """Steps a continuous-batching pipeline while it has requests. Owned by one event loop.
 
-    `submit(prompt, max_tokens, on_tokens)` returns a function that cancels; `on_tokens` is called in the thread with
-    new token ids, and with an empty list at the end.
+    `submit(prompt, max_tokens, on_tokens)` returns a function that cancels; `on_tokens` is called with new token ids,
+    and with an empty list at the end.
     """
 
     def __init__(self, pipeline: Any, make_request: Callable[[Any, int, list[int], int], Any]) -> None:
-        super().__init__(daemon=True)
         self._pipeline = pipeline
         self._make_request = make_request
         self._numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._has_requests = asyncio.Event()
         self._running: dict[int, tuple[Any, Callable[[list[int]], None]]] = {}
 
     def submit(self, prompt: list[int], max_tokens: int, on_tokens: Callable[[list[int]], None]) -> Callable[[], None]:
-        """Queues a request. May be called from any thread."""
+        """Starts a request."""
         number = next(self._numbers)
-        self._inbox.put(lambda: self._add(number, prompt, max_tokens, on_tokens))
-        return lambda: self._inbox.put(lambda: self._cancel(number))
+        self._running[number] = (self._make_request(self._pipeline, number, prompt, max_tokens), on_tokens)
+        self._has_requests.set()
+        return lambda: self._cancel(number)
 
-    def run(self) -> None:
+    async def run(self) -> None:
+        """Steps forever."""
         while True:
-            self._take(block=not self._running)
-            if self._running:
-                self.step()
+            await self._has_requests.wait()
+            self.step()
+            for _ in range(PASSES_BETWEEN_STEPS):
+                await asyncio.sleep(0)
+            if not self._running:
+                self._has_requests.clear()
 
     def step(self) -> None:
         """One step of the pipeline, and its tokens to those who wait for them."""
-        self._take(block=False)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         is_idle = not self._pipeline.has_non_finished_requests()
@@ -70,15 +75,6 @@ class PipelineThread(threading.Thread):
             else:
                 if is_idle and self._running.pop(number, None) is not None:
                     on_tokens([])
-
-    def _take(self, *, block: bool) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._inbox.get(block=block)()
-                block = False
-
-    def _add(self, number: int, prompt: list[int], max_tokens: int, on_tokens: Callable[[list[int]], None]) -> None:
-        self._running[number] = (self._make_request(self._pipeline, number, prompt, max_tokens), on_tokens)
 
     def _cancel(self, number: int) -> None:
         found = self._running.pop(number, None)
@@ -127,13 +123,9 @@ class CompletionsServer:
                 await writer.drain()
 
     async def _complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        loop, tokens = asyncio.get_running_loop(), asyncio.Queue[list[int]]()
+        tokens = asyncio.Queue[list[int]]()
         prompt, num_tokens = asked["prompt"], 0
-
-        def note(ids: list[int]) -> None:
-            loop.call_soon_threadsafe(tokens.put_nowait, ids)
-
-        cancel = self._submit(prompt, asked["max_tokens"], note)
+        cancel = self._submit(prompt, asked["max_tokens"], tokens.put_nowait)
         try:
             writer.write(_HEAD)
             while ids := await tokens.get():
@@ -150,8 +142,8 @@ class CompletionsServer:
         writer.write(event("", "length", usage) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
-def load(model: str, threads: int, precision: str, rows: int, cache_gib: int) -> PipelineThread:
-    """Loads the model and returns the thread that steps it, not started."""
+def load(model: str, threads: int, precision: str, rows: int, cache_gib: int) -> PipelineRunner:
+    """Loads the model. Blocks until it is loaded."""
     import numpy as np  # in the peer's environment only
     import openvino
     import openvino_genai
@@ -167,15 +159,14 @@ def load(model: str, threads: int, precision: str, rows: int, cache_gib: int) ->
         config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
         return pipeline.add_request(number, openvino.Tensor(np.array([prompt], dtype=np.int64)), config)
 
-    return PipelineThread(pipeline, make_request)
+    return PipelineRunner(pipeline, make_request)
 
 
-async def serve(engine: PipelineThread, port: int) -> None:
+async def serve(engine: PipelineRunner, port: int) -> None:
     """Serves until the process ends."""
-    engine.start()
     server = await asyncio.start_server(CompletionsServer(engine.submit).handle, "127.0.0.1", port, limit=1 << 22)
     async with server:
-        await server.serve_forever()
+        await engine.run()
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import time
 from baton.services.cli.bench.client.bench_client import BenchClient, RequestTemplate
 from baton.services.cli.bench.options import ApiEndpoint
 from baton.services.cli.bench.results.records import PlannedRequest
-from bench.peers.openvino_server import CompletionsServer, PipelineThread
+from bench.peers.openvino_server import CompletionsServer, PipelineRunner
 
 
 class Reason(enum.Enum):
@@ -60,9 +60,9 @@ class Pipeline:
             handle.ready.append(Output([id], Reason.NONE if handle.left else Reason.LENGTH))
 
 
-def make_engine() -> tuple[Pipeline, PipelineThread]:
+def make_engine() -> tuple[Pipeline, PipelineRunner]:
     pipeline = Pipeline()
-    return pipeline, PipelineThread(pipeline, lambda made, *asked: made.add(*asked))
+    return pipeline, PipelineRunner(pipeline, lambda made, *asked: made.add(*asked))
 
 
 def test_requests_run_together_and_end_once():
@@ -100,7 +100,7 @@ def test_a_request_that_the_pipeline_drops_ends():
 
 async def test_our_client_reads_its_answers():
     _, engine = make_engine()
-    engine.start()
+    stepping = asyncio.create_task(engine.run())
     server = await asyncio.start_server(CompletionsServer(engine.submit).handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     template = RequestTemplate("m", ApiEndpoint.COMPLETIONS, temperature=0.0, ignore_eos=True, continuous_usage=False)
@@ -117,3 +117,5 @@ async def test_our_client_reads_its_answers():
         assert answer.failure is None
         assert (answer.num_prompt_tokens, answer.num_output_tokens) == (3, num_tokens)
         assert len(answer.deliveries) == num_tokens
+    assert not stepping.done()
+    stepping.cancel()
