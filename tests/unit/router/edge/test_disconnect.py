@@ -65,6 +65,9 @@ class Exchange:
         try:
             return await cancel_on_disconnect(self.scope, self._receive, self.work.run(), timeout_s, self.too_slow)
         except (Cancelled, DeadlineExceeded):
+            task = asyncio.current_task()
+            assert task is not None
+            assert not task.cancelling(), "a timeout around the response would take it for its own cancel"
             await asyncio.sleep(0)  # the task can go on: it sends the error
             raise
 
