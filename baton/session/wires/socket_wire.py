@@ -7,6 +7,7 @@ A gRPC message costs several times what a framed one does: its bytes pass thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,10 @@ from baton.session.wires.wire import Wire, WireConnection
 REACH_TIMEOUT_S = 1.0
 AVOID_S = 120.0
 """How long a port that could not be reached is not tried again."""
+AGAIN_S = 0.25
+"""For a port that was not reached while gRPC was: the network may have come back in between."""
+MAX_UNANSWERED = 2
+"""Connections in a row that ended before the listener said anything: one may have been in a network that went away."""
 
 
 class SocketWire:
@@ -46,8 +51,9 @@ class SocketWire:
 class ReachingWire:
     """Connects to one listener: by `socket`, or by `grpc` while its port of sessions cannot be reached.
 
-    A port counts as unreachable for `AVOID_S`, too, if a connection to it ended before the listener said anything:
-    something else listens there, such as a proxy.
+    It counts for `AVOID_S` as one that cannot if gRPC can at the same moment. A network that is away says nothing of a
+    port, and a session that went to gRPC meanwhile would stay there. A port where connections end before the listener
+    says anything cannot be reached either: something else listens there, such as a proxy.
     """
 
     def __init__(
@@ -66,22 +72,45 @@ class ReachingWire:
         self._on_fallback = on_fallback
         self._avoided_until: float | None = None
         self._newest: SocketConnection | None = None
+        self._num_unanswered = 0
 
     async def connect(self, address: str, incarnation: Incarnation) -> WireConnection:
         """See `Wire`. `address` is the gRPC one."""
+        self._count_unanswered()
+        if self._avoided_until is not None and self._clock() < self._avoided_until:
+            return await self._grpc.connect(address, incarnation)
+        if not self._num_unanswered:
+            with contextlib.suppress(LinkBroken):
+                return await self._by_socket(address, incarnation)
+        found = await self._grpc.connect(address, incarnation)  # if this fails, too, the process is gone
+        try:
+            async with asyncio.timeout(AGAIN_S):
+                connection = await self._again_by_socket(address, incarnation)
+        except (LinkBroken, TimeoutError) as error:
+            self._num_unanswered = 0
+            self._avoid(str(error) or "it does not answer")
+            return found
+        except BaseException:
+            found.close()
+            raise
+        found.close()
+        return connection
+
+    async def _again_by_socket(self, address: str, incarnation: Incarnation) -> WireConnection:
+        """Raises `LinkBroken` if the port is still not reached, or says nothing again and again."""
+        if self._num_unanswered >= MAX_UNANSWERED:
+            raise LinkBroken("its connections end without an answer")
+        return await self._by_socket(address, incarnation)
+
+    async def _by_socket(self, address: str, incarnation: Incarnation) -> WireConnection:
+        connection = await self._socket.connect(_port_of(self._session_address, address), incarnation)
+        self._newest = connection if isinstance(connection, SocketConnection) else None
+        return connection
+
+    def _count_unanswered(self) -> None:
         newest, self._newest = self._newest, None
-        if newest is not None and not newest.was_answered:
-            self._avoid("it ended without an answer")
-        if self._avoided_until is None or self._clock() >= self._avoided_until:
-            try:
-                connection = await self._socket.connect(_port_of(self._session_address, address), incarnation)
-            except LinkBroken as error:
-                found = await self._grpc.connect(address, incarnation)  # if this fails, too, the process is gone
-                self._avoid(str(error))
-                return found
-            self._newest = connection if isinstance(connection, SocketConnection) else None
-            return connection
-        return await self._grpc.connect(address, incarnation)
+        if newest is not None:
+            self._num_unanswered = 0 if newest.was_answered else self._num_unanswered + 1
 
     def _avoid(self, why: str) -> None:
         self._avoided_until = self._clock() + AVOID_S

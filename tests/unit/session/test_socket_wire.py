@@ -19,7 +19,7 @@ from baton.rpc.call_token import CallTokenFault
 from baton.rpc.channel import call_token_issuer
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.wires import socket_server
-from baton.session.wires.memory_wire import MemoryWire
+from baton.session.wires.memory_wire import MemoryConnection, MemoryWire
 from baton.session.wires.socket_connection import (
     LENGTH,
     MAGIC,
@@ -30,7 +30,7 @@ from baton.session.wires.socket_connection import (
     SocketConnection,
 )
 from baton.session.wires.socket_server import MAX_STRANGERS, SessionEndpoint, SocketServer
-from baton.session.wires.socket_wire import AVOID_S, ReachingWire, SocketWire
+from baton.session.wires.socket_wire import AVOID_S, MAX_UNANSWERED, ReachingWire, SocketWire
 from baton.session.wires.wire import ConnectionRefused, WireConnection
 
 WAIT_S = 10.0
@@ -231,12 +231,12 @@ class Fallback:
     session_address: str
     reasons: list[str] = field(default_factory=list)
     now: float = 0.0
+    grpc: MemoryWire = field(default_factory=MemoryWire)
 
     def __post_init__(self) -> None:
-        grpc = MemoryWire()
-        grpc.listen("127.0.0.1:50051", self.listener.serve)
+        self.grpc.listen("127.0.0.1:50051", self.listener.serve)
         socket = SocketWire(SECRET)
-        self.wire = ReachingWire(socket, grpc, self.session_address, self.reasons.append, lambda: self.now)
+        self.wire = ReachingWire(socket, self.grpc, self.session_address, self.reasons.append, lambda: self.now)
 
     async def used(self) -> str:
         """What carries the next connection, once it has answered."""
@@ -264,18 +264,49 @@ async def test_grpc_is_used_while_the_port_is_not_reached(listener: Listener, an
 
 
 async def test_grpc_is_used_where_something_else_listens(listener: Listener):
+    """It hangs up on two connections in a row, before a word of the listener."""
+
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.close()
 
     other = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     fallback = Fallback(listener, str(other.sockets[0].getsockname()[1]))
-    connection = await fallback.wire.connect("127.0.0.1:50051", INCARNATION)
-    assert isinstance(connection, SocketConnection)
-    assert await connection.receive() is None
+    for _ in range(MAX_UNANSWERED):
+        connection = await fallback.wire.connect("127.0.0.1:50051", INCARNATION)
+        assert isinstance(connection, SocketConnection)
+        assert await connection.receive() is None
     assert await fallback.used() == "memory"
     assert len(fallback.reasons) == 1
     other.close()
+
+
+async def test_a_port_is_used_again_after_a_network_was_away(listener: Listener):
+    """Connections that were opened meanwhile ended without an answer, or none could be opened: so it was by gRPC."""
+    fallback = Fallback(listener, listener.address)
+    opened = await fallback.wire.connect("127.0.0.1:50051", INCARNATION)
+    opened.close()  # nothing was heard
+    fallback.grpc.stop("127.0.0.1:50051")
+    for _ in range(2 * MAX_UNANSWERED):
+        with pytest.raises(LinkBroken):
+            await fallback.wire.connect("127.0.0.1:50051", INCARNATION)
+    fallback.grpc.listen("127.0.0.1:50051", listener.serve)
+    assert await fallback.used() == "socket"
+    assert fallback.reasons == []
+
+
+async def test_a_port_that_returns_with_grpc_is_used(listener: Listener):
+    """The network comes back between the two dials."""
+    fallback = Fallback(listener, "127.0.0.1:1")
+    connect = fallback.grpc.connect
+
+    async def come_back(address: str, incarnation: Incarnation) -> MemoryConnection:
+        fallback.wire._session_address = listener.address
+        return await connect(address, incarnation)
+
+    fallback.grpc.connect = come_back  # type: ignore[method-assign]
+    assert await fallback.used() == "socket"
+    assert fallback.reasons == []
 
 
 def test_messages_arrive_in_the_event_loop_of_services():

@@ -40,6 +40,7 @@ class WorkerSessions:
         self._trust = trust
         self._limits = limits or SessionLimits()
         self._sessions: dict[Incarnation, WorkerSession] = {}
+        self._wires: dict[Incarnation, Wire] = {}  # they know which ports were not reached
         self._running: set[asyncio.Task[None]] = set()
 
     def serves(self, worker: WorkerRecord) -> bool:
@@ -73,6 +74,7 @@ class WorkerSessions:
         current = {worker.incarnation: worker for worker in workers if SESSIONS in worker.capabilities}
         for incarnation in self._sessions.keys() - current.keys():
             self._sessions.pop(incarnation).task.cancel()
+            del self._wires[incarnation]
         for incarnation in current.keys() - self._sessions.keys():
             self._dial(current[incarnation])
 
@@ -88,7 +90,8 @@ class WorkerSessions:
 
     def _dial(self, worker: WorkerRecord) -> WorkerSession:
         peer = DialledPeer(worker.address, worker.incarnation, self._id, self._incarnation)
-        session = WorkerSession(SessionDialler(self._wire_to(worker), self._trust, peer, self._limits))
+        wire = self._wires.setdefault(worker.incarnation, self._wire_to(worker))
+        session = WorkerSession(SessionDialler(wire, self._trust, peer, self._limits))
         self._sessions[worker.incarnation] = session
         self._running.add(session.task)
         session.task.add_done_callback(self._running.discard)
