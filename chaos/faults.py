@@ -49,6 +49,7 @@ class ClusterFault(enum.Enum):
     PARTITION_ROUTER_DECODE = "router | decode"
     PARTITION_ENCODE = "prefill | encode"
     PARTITION_ROUTER_ENCODE = "router | encode"
+    RESET_WORKERS = "decode - prefill reset"
     SLOW_LINK = "slow decode - prefill"
     SLOW_ENCODE = "slow prefill - encode"
     FLIP_ONCE = "a bit flips"
@@ -121,6 +122,8 @@ STRANGERS = frozenset(
 )  # fmt: skip
 _OF_MESSAGES = STRANGERS | {ClusterFault.FLIP_MESSAGES}
 _WITH_MESSAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.DECODING})
+RESET_S = 0.05
+"""Shorter than the pause between two refused dials of a session."""
 NUM_FLIPPED_MESSAGES = 4
 """Below `max-attempts`: damaged messages alone cannot fail a request."""
 _NEEDS_PENDING_PAGES = frozenset({ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS})
@@ -132,7 +135,7 @@ _BEFORE_PAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPh
 _WHILE_IMPORTING = frozenset(
     {
         ClusterFault.KILL_PREFILL, ClusterFault.KILL_DECODE, ClusterFault.KILL_ROUTER, ClusterFault.STOP_DECODE,
-        ClusterFault.PARTITION_WORKERS, ClusterFault.HANG_UP,
+        ClusterFault.PARTITION_WORKERS, ClusterFault.RESET_WORKERS, ClusterFault.HANG_UP,
     }
 )  # fmt: skip
 """Faults of an import's source, its reader, what is between them, and its client."""
@@ -220,6 +223,14 @@ async def _stop(harness: ChaosHarness, name: str) -> None:
 
 async def _partition(harness: ChaosHarness, one: str, other: str) -> None:
     harness.cluster.network.partition([one], [other])
+
+
+async def _reset(harness: ChaosHarness, one: str, other: str) -> None:
+    """Resets the connections between two processes, and new ones for `RESET_S`: a proxy restarts."""
+    reset = LinkCondition(reset=True)
+    harness.cluster.network.partition([one], [other], reset)
+    await asyncio.sleep(RESET_S)  # the fault
+    harness.cluster.network.end(reset)
 
 
 async def _slow_link(harness: ChaosHarness, context: PhaseContext) -> None:
@@ -310,6 +321,7 @@ _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[
     ClusterFault.PARTITION_ROUTER_DECODE: lambda harness, context: _partition(harness, context.router, context.decode),
     ClusterFault.PARTITION_ENCODE: lambda harness, context: _partition(harness, context.prefill, context.encode),
     ClusterFault.PARTITION_ROUTER_ENCODE: lambda harness, context: _partition(harness, context.router, context.encode),
+    ClusterFault.RESET_WORKERS: lambda harness, context: _reset(harness, context.decode, context.prefill),
     ClusterFault.SLOW_LINK: _slow_link,
     ClusterFault.SLOW_ENCODE: _slow_encode,
     ClusterFault.DUPLICATE: _ask_again,

@@ -138,7 +138,7 @@ class Scenario:
     `drafts`: decode workers have a drafter. `draft_trees`: it proposes trees, too. `equal_steps`: prefill steps take
     equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
-    `sessions`: routers and workers talk in sessions. `scheduling`: the rest.
+    `sessions`: routers and workers talk in sessions. `link_sessions`: workers with each other. `scheduling`: the rest.
     `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
     `media_bytes`: bound of each worker's store of images. `fits`: workers announce step-time fits, wrong ones too.
     `num_window_slots`: of each prefill worker for pages' window parts; None: pages have none.
@@ -166,6 +166,7 @@ class Scenario:
     equal_steps: bool = False
     host_write: TierWrite | None = None
     sessions: bool = False
+    link_sessions: bool = False
     images: bool = False
     num_encoders: int = 0
     towers: bool = True

@@ -15,6 +15,9 @@ SESSIONS, SESSION_OPENS = "sessions", "session_opens"
 """Capabilities of a worker that listens for sessions: attempts of decode come in them, too; and so do reservations,
 prompts and aborts, as far as its role has them."""
 
+SESSION_LINKS = "session_links"
+"""Capability of a worker that gives pages: those that read them ask in a session, too."""
+
 ALL_IN_SESSIONS = (SESSIONS, SESSION_OPENS)
 """Of a worker of this version that listens for sessions."""
 

@@ -9,7 +9,7 @@ here is remembered for a while, so that a dialler that has not noticed cannot st
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from baton.domain.errors import BatonError, LinkBroken
@@ -25,11 +25,11 @@ from baton.session.handshake import (
     refuse,
 )
 from baton.session.lifecycle import ENDED_STATES, SessionState
-from baton.session.session import ROUTER_KINDS, WORKER_KINDS, MessageSession, SessionLimits
+from baton.session.session import DIALLER_KINDS, MessageSession, SessionLimits
 
 MAX_LOST_SESSIONS = 1024
 
-_ACCEPTED_KINDS = {pb.SESSION_ROLE_ROUTER: ROUTER_KINDS, pb.SESSION_ROLE_WORKER: WORKER_KINDS}
+ALL_ROLES = frozenset(DIALLER_KINDS)
 
 
 @dataclass(slots=True)
@@ -37,13 +37,17 @@ class AcceptedSession:
     """A session at its listener. `connection`: number of the newest one that was proven; older ones are not read."""
 
     session: MessageSession
+    role: pb.SessionRole
     dialler: str
     incarnation: Incarnation
     connection: int
 
 
 class Acceptor:
-    """Owned by the listener of one process. `on_replaced` gets a session that another one of its dialler has ended."""
+    """Owned by the listener of one process. `on_replaced` gets a session that another one of its dialler has ended.
+
+    `roles`: of the diallers that are served. A dialler is known by its role and id.
+    """
 
     def __init__(
         self,
@@ -51,12 +55,14 @@ class Acceptor:
         incarnation: Incarnation,
         limits: SessionLimits,
         on_replaced: Callable[[AcceptedSession], None] = lambda accepted: None,
+        roles: Collection[pb.SessionRole] = ALL_ROLES,
     ) -> None:
         self._keys = keys
         self._incarnation = incarnation
         self._limits = limits
         self._on_replaced = on_replaced
-        self._by_dialler: dict[str, AcceptedSession] = {}
+        self._roles = frozenset(roles)
+        self._by_dialler: dict[tuple[pb.SessionRole, str], AcceptedSession] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -90,12 +96,12 @@ class Acceptor:
         if found is not None and hello.connection <= found.connection:
             raise HandshakeFailed(f"connection {hello.connection} is not newer than {found.connection}")
         if found is None:
-            session = MessageSession(hello.session_id, _ACCEPTED_KINDS[hello.role], self._limits, now)
-            found = AcceptedSession(session, hello.id, Incarnation(hello.incarnation), hello.connection)
+            session = MessageSession(hello.session_id, DIALLER_KINDS[hello.role], self._limits, now)
+            found = AcceptedSession(session, hello.role, hello.id, Incarnation(hello.incarnation), hello.connection)
         found.session.connected(keys, hello.last_applied_seq, now)
         found.connection = hello.connection
-        before = self._by_dialler.get(hello.id)
-        self._by_dialler[hello.id] = found
+        before = self._by_dialler.get((hello.role, hello.id))
+        self._by_dialler[hello.role, hello.id] = found
         if before is not None and before is not found:
             before.session.lose("its dialler has begun another session")
             self._remember(before)
@@ -106,15 +112,15 @@ class Acceptor:
         """Removes and returns the sessions that were lost or closed."""
         ended = [accepted for accepted in self._by_dialler.values() if accepted.session.state in ENDED_STATES]
         for accepted in ended:
-            del self._by_dialler[accepted.dialler]
+            del self._by_dialler[accepted.role, accepted.dialler]
             self._remember(accepted)
         return ended
 
     def _find(self, hello: pb.Hello) -> AcceptedSession | None:
         """The session that a `Hello` continues; None for a new one. Raises `LinkBroken` for one that ends here."""
-        if hello.role not in _ACCEPTED_KINDS:
-            raise LinkBroken("a dialler without a role")
-        found = self._by_dialler.get(hello.id)
+        if hello.role not in self._roles:
+            raise LinkBroken("a dialler without a role that is served here")
+        found = self._by_dialler.get((hello.role, hello.id))
         if found is not None and found.session.id == hello.session_id and found.incarnation == hello.incarnation:
             if found.session.state in ENDED_STATES or found.session.state is SessionState.LEAVING:
                 raise LinkBroken("the session has ended here")

@@ -20,7 +20,7 @@ from baton.session.handshake import DiallerHandshake, HandshakeFailed, SessionRe
 from baton.session.lifecycle import ENDED_STATES
 from baton.session.listener import HANDSHAKE_TIMEOUT_S, SessionOwner
 from baton.session.pump import SessionPump
-from baton.session.session import WORKER_KINDS, MessageSession, SessionLimits
+from baton.session.session import LISTENER_KINDS, MessageSession, SessionLimits
 from baton.session.tags import NONCE_BYTES, session_keys
 from baton.session.wires.wire import CONNECT_TIMEOUT_S, ConnectionRefused, Wire, WireConnection
 
@@ -34,25 +34,26 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DialledPeer:
-    """Where a session goes, and who dials it. `id`: of the dialling process."""
+    """Where a session goes, and who dials it. `id` and `role`: of the dialling process."""
 
     address: str
     listener_incarnation: Incarnation
     id: str
     incarnation: Incarnation
+    role: pb.SessionRole = pb.SESSION_ROLE_ROUTER
 
 
 class SessionDialler:
-    """One session of a router. Owned by one event loop; `run` ends with the session."""
+    """One session of a router or a worker. Owned by one event loop; `run` ends with the session."""
 
     def __init__(self, wire: Wire, trust: ClusterTrust, peer: DialledPeer, limits: SessionLimits) -> None:
         self._wire = wire
         self._key = session_keys(trust)[0]
-        self._peer = peer
+        self.peer = peer
         self._loop = asyncio.get_running_loop()
         self._num_connections = 0
         self._changed = asyncio.Event()
-        self.session = MessageSession(secrets.randbits(63) | 1, WORKER_KINDS, limits, self._loop.time())
+        self.session = MessageSession(secrets.randbits(63) | 1, LISTENER_KINDS[peer.role], limits, self._loop.time())
         self.pump = SessionPump(self.session, _apply_nothing, self._changed.set)
         self.other_version = False  # the listener speaks another protocol version
 
@@ -89,9 +90,9 @@ class SessionDialler:
         """Raises `ConnectionRefused` if nobody listens there."""
         try:
             async with self._while_it_lives(CONNECT_TIMEOUT_S):
-                return await self._wire.connect(self._peer.address, self._peer.listener_incarnation)
+                return await self._wire.connect(self.peer.address, self.peer.listener_incarnation)
         except (LinkBroken, TimeoutError) as error:
-            raise ConnectionRefused(str(error) or f"{self._peer.address} does not answer") from None
+            raise ConnectionRefused(str(error) or f"{self.peer.address} does not answer") from None
 
     def _while_it_lives(self, seconds: float) -> asyncio.Timeout:
         """Bounds a step of a dial, which ends with the session at the latest: its attempts must hear of that."""
@@ -105,14 +106,14 @@ class SessionDialler:
                 await self._shake_hands(connection)
         except SessionRefused as error:
             self.other_version = error.other_version
-            log.warning("session_refused", address=self._peer.address, why=str(error))
+            log.warning("session_refused", address=self.peer.address, why=str(error))
             self.session.lose(str(error))
             return False
         except ConnectionRefused:
             raise
         except (LinkBroken, TimeoutError) as error:
             why = str(error) or "it has not ended in time"
-            log.warning("session_handshake_failed", address=self._peer.address, why=why)
+            log.warning("session_handshake_failed", address=self.peer.address, why=why)
             return False
         else:
             # In a task of its own: a frame would resume every coroutine up to `run` otherwise.
@@ -125,10 +126,10 @@ class SessionDialler:
         self._num_connections += 1
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
-            role=pb.SESSION_ROLE_ROUTER,
-            id=self._peer.id,
-            incarnation=self._peer.incarnation,
-            listener_incarnation=self._peer.listener_incarnation,
+            role=self.peer.role,
+            id=self.peer.id,
+            incarnation=self.peer.incarnation,
+            listener_incarnation=self.peer.listener_incarnation,
             session_id=self.session.id,
             connection=self._num_connections,
             last_applied_seq=self.session.last_applied_seq,

@@ -42,7 +42,9 @@ class SessionOwner(Protocol):
 
 
 class SessionListener:
-    """Owned by one event loop. `make_owner` is called for each new session."""
+    """Owned by one event loop. `make_owner` is called for each new session of a router, `make_link_owner` for each of a
+    worker; None: workers are refused.
+    """
 
     def __init__(
         self,
@@ -50,9 +52,12 @@ class SessionListener:
         incarnation: Incarnation,
         limits: SessionLimits,
         make_owner: Callable[[SessionPump], SessionOwner],
+        make_link_owner: Callable[[SessionPump], SessionOwner] | None = None,
     ) -> None:
-        self._acceptor = Acceptor(session_keys(trust), incarnation, limits, self._on_replaced)
-        self._make_owner = make_owner
+        self._makers = {pb.SESSION_ROLE_ROUTER: make_owner}
+        if make_link_owner is not None:
+            self._makers[pb.SESSION_ROLE_WORKER] = make_link_owner
+        self._acceptor = Acceptor(session_keys(trust), incarnation, limits, self._on_replaced, self._makers)
         self._served: dict[MessageSession, _ServedSession] = {}
         self._num_half_open = 0
         self._closed = False
@@ -111,7 +116,7 @@ class SessionListener:
         session = accepted.session
         served = self._served.get(session)
         if served is None:
-            served = self._served[session] = _ServedSession(session, self._make_owner, self._on_change)
+            served = self._served[session] = _ServedSession(session, self._makers[accepted.role], self._on_change)
             log.info("session_opened", dialler=accepted.dialler)
         return served
 

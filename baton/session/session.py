@@ -22,7 +22,13 @@ from baton.session.tags import ConnectionKeys, FrameTagger
 
 ROUTER_KINDS = frozenset({"open", "prompt", "abort", "reconcile", "goodbye", "reserve", "prefill", "abort_attempt"})
 WORKER_KINDS = frozenset({"joined", "scores", "step", "ended", "goodbye", "reserve_reply", "prefill_event"})
-"""Kinds of messages that each role may send."""
+IMPORTER_KINDS = frozenset({"link_request", "abort", "reconcile", "goodbye"})
+EXPORTER_KINDS = frozenset({"link_reply", "ended", "goodbye"})
+"""Kinds of messages that each role may send: a router to a worker, and a worker to one whose pages it reads."""
+
+DIALLER_KINDS = {pb.SESSION_ROLE_ROUTER: ROUTER_KINDS, pb.SESSION_ROLE_WORKER: IMPORTER_KINDS}
+LISTENER_KINDS = {pb.SESSION_ROLE_ROUTER: WORKER_KINDS, pb.SESSION_ROLE_WORKER: EXPORTER_KINDS}
+"""By the role of the session's dialler."""
 
 _kind_of = methodcaller("WhichOneof", "kind")
 

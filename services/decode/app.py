@@ -8,7 +8,7 @@ import grpc
 
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.timing.step_time import StepTimeModel
-from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, TEXT, WorkerRecord, WorkerRole
+from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, SESSION_LINKS, TEXT, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.drafts.budget import DraftBudget
 from baton.engine.drafts.guard import GuardedDrafter
@@ -57,9 +57,12 @@ from baton.transfer.factory import make_pullers, make_source, usable_transports
 from baton.transfer.stream.source import StreamSource
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
+from baton.worker.handoff.link_sessions import open_link_sessions
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.identity.address import page_endpoint, session_endpoint
 from baton.worker.kv_events.start import start_kv_events
@@ -141,7 +144,11 @@ class _Worker:
         self._attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, self._servicer_config)
         self._servicer = DecodeServicer(self._mailbox, self._attempts, self._servicer_config)
         handlers = SessionHandlers(self._servicer.abort, serve_attempts(self._attempts), self._servicer.reserve)
-        sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
+        self._exporter = self._make_handoff_servicer() if self._sources else None
+        sessions = listen_for_sessions(
+            handlers, self._trust, self._incarnation, engine.max_model_len,
+            None if self._exporter is None else self._exporter.handlers,
+        )  # fmt: skip
         self._sessions = SessionService(sessions, self._trust, self._incarnation, session_endpoint(settings))
         stack.push_async_callback(self._sessions.close)
         self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, self._recent)
@@ -199,8 +206,8 @@ class _Worker:
         health = WorkerHealth(self._lifecycle, lambda: bool(self._links.up()))
         services = ("baton.v1.Decode", "baton.v1.Handoff", "baton.v1.Worker")
         add_standard_services(server, health, self._trust, services)
-        if self._sources:
-            handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
+        if self._exporter is not None:
+            handoff_pb2_grpc.add_HandoffServicer_to_server(self._exporter, server)
         decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
         self._sessions.register(server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
@@ -257,7 +264,7 @@ class _Worker:
             kernels=self._engine.kernels,
             links=self._links.records(),
             broken_links=self._links.broken(),
-            capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS),
+            capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS, *(() if self._exporter is None else (SESSION_LINKS,))),
             modalities=(TEXT,) if self._engine.media is None else (TEXT, IMAGE),
             budgets=self._loop.budgets(),
             page_bytes=self._engine.geometry.page_bytes,
@@ -274,7 +281,11 @@ class _Worker:
         )  # fmt: skip
         channels = ChannelPool(self._trust)
         self._stack.push_async_callback(channels.close)
-        return PeerLinks(identity, self._store, channels, self._puller, self._mailbox, self._registration.announce_soon)
+        sessions = open_link_sessions(
+            self._settings.link_sessions, self._id, self._incarnation, self._trust, self._stack
+        )
+        peers = PeerClients(channels, sessions)
+        return PeerLinks(identity, self._store, peers, self._puller, self._mailbox, self._registration.announce_soon)
 
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine

@@ -1,11 +1,9 @@
-"""Client of the prefill workers' Handoff service: watches handoffs.
+"""Watches handoffs at prefill workers, in sessions or by calls.
 
 Runs in the asyncio loop and posts what it receives to the engine's mailbox. Makes no decisions.
 """
 
 from __future__ import annotations
-
-import grpc
 
 from baton.domain.errors import BatonError, LinkBroken, WorkerLost
 from baton.domain.ids import AttemptId
@@ -21,6 +19,7 @@ from baton.services.decode.kv_import import SealInfo
 from baton.telemetry.logs import get_logger
 from baton.worker.handoff.handoff_calls import HandoffCalls, OpenHandoff, decode_chunk
 from baton.worker.handoff.links import PeerLink, PeerLinks
+from baton.worker.handoff.session_or_call import ASK_ERRORS, error_of
 from baton.worker.request_validator import EngineRequestValidator
 
 log = get_logger()
@@ -52,8 +51,8 @@ class HandoffClient(HandoffCalls):
                 if not event.HasField("chunk"):
                     return
             self._report_lost(id, WorkerLost(f"{link.record.prefill_id} ended the handoff's stream without a seal"))
-        except grpc.aio.AioRpcError as error:
-            lost = codec.error_from_rpc(error)
+        except ASK_ERRORS as error:
+            lost = error_of(error)
             log.info("handoff_stream_lost", id=str(id), prefill=link.record.prefill_id, why=lost.log_text)
             self._report_lost(id, lost)
 

@@ -12,6 +12,7 @@ from baton.engine.drafts.policy import MAX_DRAFT_TOKENS
 from baton.engine.overlap.page_fence import SPARE_PAGES
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+from baton.settings.links import LinkSettings
 
 MIN_CHUNK_TOKENS = 256
 """Window slots of a prompt that is computed here reach for chunks of that many tokens, whatever the budget is now."""
@@ -20,7 +21,7 @@ MAX_TREE_DEPTH = 15
 _WIDTHS = frozenset("12345678")
 
 
-class DecodeSettings(WorkerSettings):
+class DecodeSettings(WorkerSettings, LinkSettings):
     """Settings of a worker that imports KV and decodes."""
 
     port: Port = 50052

@@ -16,6 +16,7 @@ from baton.domain.worker import (
     IMAGE,
     LOWER_TIER,
     NO_TOWER,
+    SESSION_LINKS,
     TEXT,
     WorkerRecord,
     WorkerRole,
@@ -59,8 +60,9 @@ from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream.source import StreamSource
 from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 from baton.worker.health.servicer import WorkerHealth, add_standard_services
 from baton.worker.identity.address import page_endpoint, session_endpoint
 from baton.worker.kv_events.start import start_kv_events
@@ -140,8 +142,11 @@ class _Worker:
         self._address = ""
         self._servicer = self._make_servicer()
         handlers = SessionHandlers(self._servicer.abort, prefill=self._servicer.prefill)
+        self._exporter = self._make_exporter()
         # Once: sessions outlive a gRPC server that is started again.
-        sessions = listen_for_sessions(handlers, self._trust, self._incarnation, engine.max_model_len)
+        sessions = listen_for_sessions(
+            handlers, self._trust, self._incarnation, engine.max_model_len, self._exporter.handlers
+        )
         self._sessions = SessionService(sessions, self._trust, self._incarnation, session_endpoint(settings))
         stack.push_async_callback(self._sessions.close)
 
@@ -185,6 +190,18 @@ class _Worker:
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
+        worker = WorkerServicer(
+            self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
+        )
+        health = WorkerHealth(self._lifecycle)
+        services = ("baton.v1.Prefill", "baton.v1.Handoff", "baton.v1.Worker")
+        add_standard_services(server, health, self._trust, services)
+        worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, server)
+        self._sessions.register(server)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(self._exporter, server)
+
+    def _make_exporter(self) -> HandoffServicer:
         memory = self._engine.memory
         terms = LinkConfig(
             worker_id=self._id,
@@ -203,17 +220,7 @@ class _Worker:
         )
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None
-        handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
-        worker = WorkerServicer(
-            self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
-        )
-        health = WorkerHealth(self._lifecycle)
-        services = ("baton.v1.Prefill", "baton.v1.Handoff", "baton.v1.Worker")
-        add_standard_services(server, health, self._trust, services)
-        worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
-        prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, server)
-        self._sessions.register(server)
-        handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
+        return HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
 
     def _make_servicer(self) -> PrefillServicer:
         validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len, self._engine.media)
@@ -251,7 +258,7 @@ class _Worker:
         )
 
     def _capabilities(self) -> tuple[str, ...]:
-        vision, found = self._engine.vision, [*CAPABILITIES, *ALL_IN_SESSIONS]
+        vision, found = self._engine.vision, [*CAPABILITIES, *ALL_IN_SESSIONS, SESSION_LINKS]
         if vision is not None and self._settings.pulls_embeddings:
             found.append(EMBEDDINGS)
         if vision is not None and vision.encoder is None:

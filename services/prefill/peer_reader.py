@@ -19,7 +19,9 @@ from baton.settings.model_source import model_name
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.factory import make_pullers, usable_transports
 from baton.worker.handoff.export_client import ExportClient
+from baton.worker.handoff.link_sessions import open_link_sessions
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 from baton.worker.lifecycle import WorkerContext
 
 PAGE_ROLES = frozenset({WorkerRole.PREFILL, WorkerRole.DECODE})
@@ -52,7 +54,10 @@ class PeerReader:
             num_leading_parts=leading_parts_of(engine.geometry),
             has_window_slots=engine.cache.pool.windows is not None,
         )  # fmt: skip
-        self.links = PeerLinks(identity, context.store, channels, puller, mailbox, on_change)
+        sessions = open_link_sessions(
+            settings.link_sessions, context.worker_id, incarnation, context.trust, context.stack
+        )
+        self.links = PeerLinks(identity, context.store, PeerClients(channels, sessions), puller, mailbox, on_change)
         self.client = ExportClient(self.links, mailbox, settings.renew_interval_s, len(memory.part_ends))
 
     def records(self) -> tuple[LinkRecord, ...]:

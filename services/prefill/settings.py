@@ -11,13 +11,14 @@ from baton.engine.chunking import ChunkPolicy
 from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from baton.settings.choices import VisionKind
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+from baton.settings.links import LinkSettings
 from baton.settings.tiers import TierSettings
 
 LONG_PROMPT_SHARE = 0.04
 """Of the context: the default of `long_prefill_token_threshold`, as vLLM's."""
 
 
-class PrefillSettings(WorkerSettings, TierSettings):
+class PrefillSettings(WorkerSettings, LinkSettings, TierSettings):
     """Settings of a worker that computes prompts and exports their KV."""
 
     port: Port = 50051

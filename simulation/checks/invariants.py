@@ -21,12 +21,14 @@ BACKGROUND = frozenset(
         "store-writer",
         "store-ownership",
         "worker-session",
+        "link-session",
         "session-connection",
         "session-writer",
         "/baton.v1.Handoff/Renew None",
+        "link-renew",
     }
 )
-"""Names of tasks that run as long as their process, and of the call that links repeat at rest."""
+"""Names of tasks that run as long as their process, and of the question that links repeat at rest."""
 
 
 class Violation(Exception):

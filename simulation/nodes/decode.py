@@ -16,7 +16,16 @@ from typing import Any, cast
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.domain.trust import OPEN_CLUSTER
-from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, TEXT, WorkerLoad, WorkerRecord, WorkerRole
+from baton.domain.worker import (
+    ALL_IN_SESSIONS,
+    CAPABILITIES,
+    IMAGE,
+    SESSION_LINKS,
+    TEXT,
+    WorkerLoad,
+    WorkerRecord,
+    WorkerRole,
+)
 from baton.engine.chunking import ChunkBudget
 from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.handoff.cached_exports import ExportLimits
@@ -49,9 +58,11 @@ from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.sessions.listener import listen_for_sessions
@@ -62,6 +73,7 @@ from simulation.checks.invariants import EmissionCheck, Violation, check_idle, c
 from simulation.nodes.drafter import MAX_DRAFTS, SimDrafter
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.link_sessions import sim_link_sessions
 from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, IMAGE_INTAKE, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimChannels, SimServer
@@ -110,9 +122,10 @@ class SimDecode:
             has_window_slots=self._cache.pool.windows is not None,
         )  # fmt: skip
         pullers = PullerSet([cast(ThreadedPuller, self._puller)])
+        self._link_sessions = sim_link_sessions(environment, process)
+        peers = PeerClients(SimChannels(network, process), self._link_sessions)
         self._links = PeerLinks(
-            identity, sim_store, SimChannels(network, process), pullers, self._mailbox,
-            self._registration.announce_soon,
+            identity, sim_store, peers, pullers, self._mailbox, self._registration.announce_soon
         )  # fmt: skip
         num_parts = len(self._memory.part_ends)
         self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE, num_parts)
@@ -151,6 +164,8 @@ class SimDecode:
         await self._handoffs.close()
         await self._registration.withdraw()
         self._links.close()
+        if self._link_sessions is not None:
+            await self._link_sessions.close()
 
     def _num_requests(self) -> int:
         return max(self._loop.num_requests, len(self._streams))
@@ -232,6 +247,7 @@ class SimDecode:
         attempts = AttemptServer(self._mailbox, self._streams, self._links, self._handoffs, config)
         servicer = DecodeServicer(self._mailbox, attempts, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
+        exporter = None
         if self._gives_pages:
             memory = self._memory
             terms = LinkConfig(
@@ -241,9 +257,12 @@ class SimDecode:
             )  # fmt: skip
             handoffs = HandoffServicer(terms, self._mailbox, HandoffLog(), None)
             handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
+            exporter = handoffs.handlers
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
         handlers = SessionHandlers(servicer.abort, serve_attempts(attempts), servicer.reserve)
-        self._sessions = listen_for_sessions(handlers, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
+        self._sessions = listen_for_sessions(
+            handlers, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len, exporter
+        )
         SimWire.listen(self._listener, self._sessions.serve)
 
     def _load(self) -> WorkerLoad:
@@ -266,7 +285,7 @@ class SimDecode:
             page_bytes=self._memory.page_bytes if self._fits is not None else 0,
             links=self._links.records(),
             grammars=CAPABILITY,
-            capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS),
+            capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS, *((SESSION_LINKS,) if self._gives_pages else ())),
             budgets=self._loop.budgets(),
             modalities=(TEXT, IMAGE) if self._has_images else (TEXT,),
         )

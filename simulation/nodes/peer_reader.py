@@ -17,9 +17,11 @@ from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 from baton.worker.registration import Registration
 from simulation.nodes.engine import SimMailbox
 from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.link_sessions import sim_link_sessions
 from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, MODEL
 from simulation.runtime.grpc_calls import SimChannels
@@ -50,8 +52,9 @@ class SimPeerReader:
             num_leading_parts=leading_parts(memory), has_window_slots=isinstance(memory, WindowedMemory),
         )  # fmt: skip
         pullers = PullerSet([cast(ThreadedPuller, self._puller)])
+        self._sessions = sim_link_sessions(environment, process)
         self.links = PeerLinks(
-            identity, sim_store, SimChannels(network, process), pullers, mailbox,
+            identity, sim_store, PeerClients(SimChannels(network, process), self._sessions), pullers, mailbox,
             registration.announce_soon,
         )  # fmt: skip
         self.client = ExportClient(self.links, mailbox, CONFIG.renew_s, len(memory.part_ends))
@@ -73,3 +76,5 @@ class SimPeerReader:
         """See `baton.services.prefill.peer_reader.PeerReader.close`."""
         await self.client.close()
         self.links.close()
+        if self._sessions is not None:
+            await self._sessions.close()

@@ -15,7 +15,16 @@ from typing import Any, cast
 
 from baton.domain.ids import WorkerId
 from baton.domain.trust import OPEN_CLUSTER
-from baton.domain.worker import ALL_IN_SESSIONS, CAPABILITIES, IMAGE, TEXT, WorkerLoad, WorkerRecord, WorkerRole
+from baton.domain.worker import (
+    ALL_IN_SESSIONS,
+    CAPABILITIES,
+    IMAGE,
+    SESSION_LINKS,
+    TEXT,
+    WorkerLoad,
+    WorkerRecord,
+    WorkerRole,
+)
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.page_imports import PageImportLimits
@@ -42,7 +51,8 @@ from baton.transfer.base import Pull, region_of, window_region_of
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.host_tier.mover import HostMover
 from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_handlers import LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.sessions.listener import listen_for_sessions
@@ -258,8 +268,10 @@ class SimPrefill:
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
-        handlers = SessionHandlers(prefill.abort, prefill=prefill.prefill)
-        self._sessions = listen_for_sessions(handlers, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len)
+        handlers, exporter = SessionHandlers(prefill.abort, prefill=prefill.prefill), handoffs.handlers
+        self._sessions = listen_for_sessions(
+            handlers, OPEN_CLUSTER, self.process.incarnation, CONFIG.max_model_len, exporter
+        )
         SimWire.listen(self._listener, self._sessions.serve)
 
     def _load(self) -> WorkerLoad:
@@ -284,6 +296,7 @@ class SimPrefill:
             capabilities=(
                 *CAPABILITIES,
                 *ALL_IN_SESSIONS,
+                SESSION_LINKS,
                 *(() if self._vision is None else self._vision.capabilities),
             ),
             links=() if self._peers is None else self._peers.links.records(),

@@ -64,9 +64,11 @@ from baton.transfer.digest import PoolHasher
 from baton.transfer.puller_set import PullerSet
 from baton.transfer.stream.mover import StreamPuller
 from baton.transfer.stream.source import StreamSource
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 from baton.worker.handoff.links import LinkIdentity, PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.streams import AttemptStreams
@@ -158,7 +160,9 @@ class DecodeWorker(_Worker):
         self.streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams()
         self.puller = StreamPuller(self.memory, self._pulled)
         identity = LinkIdentity(DECODE, DECODE_INCARNATION, MODEL, FINGERPRINT, PAGE_BYTES, grace_s=1.0)
-        self.links = PeerLinks(identity, store, channels, PullerSet([self.puller]), self.mailbox, lambda: None)
+        self.links = PeerLinks(
+            identity, store, PeerClients(channels), PullerSet([self.puller]), self.mailbox, lambda: None
+        )
         validator = EngineRequestValidator(VOCAB_SIZE, MAX_MODEL_LEN)
         self.handoffs = HandoffClient(self.links, self.mailbox, LEASE_S / 4, validator)
         self._outbox = DecodeOutbox(self.streams, self.handoffs, self.links, RecentAttempts())

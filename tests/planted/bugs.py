@@ -14,7 +14,7 @@ from tests.planted.tables.page_connection_bugs import PAGE_CONNECTION_BUGS
 from tests.planted.tables.page_part_bugs import LATENT_BUGS, WINDOW_BUGS
 from tests.planted.tables.prefill_bugs import PREFILL_BUGS
 from tests.planted.tables.promise_bugs import PROMISE_BUGS
-from tests.planted.tables.session_bugs import SESSION_BUGS
+from tests.planted.tables.session_bugs import LINK_SESSION_BUGS, SESSION_BUGS
 from tests.planted.tables.speculation_bugs import SPECULATION_BUGS
 from tests.planted.tables.tool_bugs import TOOL_BUGS
 
@@ -34,7 +34,7 @@ BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
     *WINDOW_BUGS, *LATENT_BUGS, *CHAIN_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
     *LAYER_BUGS, *SOFTMAX_BUGS, *TOOL_BUGS, *SESSION_BUGS,
-    *PAGE_CONNECTION_BUGS, *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
+    *LINK_SESSION_BUGS, *PAGE_CONNECTION_BUGS, *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
         "given.add_error(name, field.meaning)", "pass",
@@ -291,7 +291,7 @@ BUGS = (
         "tests/unit/rpc/test_auth_interceptor.py",
     ),
     bug(
-        IDENTITY, "Hello ignores the fingerprint", "baton/worker/handoff/handoff_server.py",
+        IDENTITY, "Hello ignores the fingerprint", "baton/worker/handoff/handoff_handlers.py",
         "        if difference is not None:\n            raise LinkBroken(difference)\n", "",
         "tests/unit/worker/handoff/test_hello.py",
     ),

@@ -29,7 +29,7 @@ EXPECTED_PREFIXES = (
     *("budgets", "log budgets_changed", "reads "),
     *("kill encode", "drain encode", "freeze encode", "embeddings rot", "log embedding_not_pulled"),
 )
-RARE_SEEDS = {"code=integrity_failure": (163, 57), "code=sent_back": (87, 67)}
+RARE_SEEDS = {"code=integrity_failure": (63, 183), "code=sent_back": (209, 79)}
 """Over calls and over sessions: the pages of a handoff are wrong twice, and rows are sent back."""
 
 FILE_SEEDS = (107, 159)
@@ -125,7 +125,8 @@ def test_every_simulated_event_happens():
 
 def test_each_rare_seed_shows_what_it_is_named_for():
     for text, seeds in RARE_SEEDS.items():
-        assert {generate_scenario(seed).sessions for seed in seeds} == {False, True}, text
+        drawn = [generate_scenario(seed) for seed in seeds]
+        assert {(one.sessions, one.link_sessions) for one in drawn} == {(False, False), (True, True)}, text
         for seed in seeds:
             assert any(text in entry.text for entry in result_for_seed(seed).trace.entries), (text, seed)
 

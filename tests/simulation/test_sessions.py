@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from simulation.run import run
 from simulation.scenario_generator import generate_scenario
@@ -40,3 +41,31 @@ def test_sessions_carry_all_attempts_and_their_connections_break():
     assert texts["state=closed"] > 3, "processes leave"
     assert all(texts[opened] > 5 * len(FAULTY_SEEDS) for opened in OPENS)
     assert not [call for call in CALLS if texts[call]], "no attempt has a call of its own"
+
+
+LINK_CALLS = frozenset({"Hello", "Watch", "OpenExport", "Commit", "Renew", "Abort"})
+LINK_REQUESTS = ("watch", "commit")
+"""What the trace names instead."""
+WORKERS = ("decode", "prefill")
+
+
+def test_half_of_the_seeds_are_drawn_with_sessions_of_links():
+    num = sum(generate_scenario(seed).link_sessions for seed in range(200))
+    assert 80 < num < 120
+
+
+def test_sessions_carry_all_handoffs_and_their_connections_break():
+    asked: Counter[str] = Counter()
+    num_broken = 0
+    for seed in FAULTY_SEEDS:
+        result = run(replace(generate_scenario(seed), link_sessions=True))
+        assert result.violation is None
+        for entry in result.trace.entries:
+            if entry.source.startswith(WORKERS) and "->" in entry.source:
+                asked[entry.text.split()[0]] += 1
+            dialler, _, listener = entry.source.partition("<->")
+            if dialler.startswith(WORKERS) and listener.startswith(WORKERS):
+                num_broken += entry.text.startswith("Session -x")
+    assert num_broken >= len(FAULTY_SEEDS), "connections between workers break"
+    assert all(asked[kind] > 2 * len(FAULTY_SEEDS) for kind in LINK_REQUESTS)
+    assert not LINK_CALLS & asked.keys(), "no handoff has a call of its own"

@@ -24,54 +24,59 @@ _sym_db = _symbol_database.Default()
 
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 from baton.rpc.gen import decode_pb2 as baton_dot_v1_dot_decode__pb2
+from baton.rpc.gen import handoff_pb2 as baton_dot_v1_dot_handoff__pb2
 from baton.rpc.gen import prefill_pb2 as baton_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/session.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\x1a\x15\x62\x61ton/v1/decode.proto\x1a\x16\x62\x61ton/v1/prefill.proto\"+\n\x0eSessionMessage\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0b\n\x03tag\x18\x02 \x01(\x0c\"\xeb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.baton.v1.SessionRole\x12\n\n\x02id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x1c\n\x14listener_incarnation\x18\x05 \x01(\x04\x12\x12\n\nsession_id\x18\x06 \x01(\x06\x12\x12\n\nconnection\x18\x07 \x01(\r\x12\x18\n\x10last_applied_seq\x18\x08 \x01(\x04\x12\x13\n\x0b\x65stablished\x18\t \x01(\x08\x12\r\n\x05nonce\x18\n \x01(\x0c\"\x8d\x01\n\tChallenge\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10last_applied_seq\x18\x03 \x01(\x04\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\"\n\x07refused\x18\x05 \x01(\x0b\x32\x11.baton.v1.FailureJ\x04\x08\x06\x10\x07\"\x07\n\x05Proof\"h\n\x05\x46rame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12)\n\x08messages\x18\x03 \x03(\x0b\x32\x17.baton.v1.StreamMessage\x12\x0c\n\x04ping\x18\x04 \x01(\r\x12\x0c\n\x04pong\x18\x05 \x01(\r\"\xde\x04\n\rStreamMessage\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x1e\n\x04open\x18\x02 \x01(\x0b\x32\x0e.baton.v1.OpenH\x00\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x14.baton.v1.PromptPartH\x00\x12 \n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x0f.baton.v1.AbortH\x00\x12(\n\treconcile\x18\x05 \x01(\x0b\x32\x13.baton.v1.ReconcileH\x00\x12(\n\x07reserve\x18\x06 \x01(\x0b\x32\x15.baton.v1.OpenReserveH\x00\x12(\n\x07prefill\x18\x07 \x01(\x0b\x32\x15.baton.v1.OpenPrefillH\x00\x12/\n\rabort_attempt\x18\x08 \x01(\x0b\x32\x16.baton.v1.AbortRequestH\x00\x12\"\n\x06joined\x18\n \x01(\x0b\x32\x10.baton.v1.JoinedH\x00\x12(\n\x06scores\x18\x0b \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x12$\n\x04step\x18\x0c \x01(\x0b\x32\x14.baton.v1.StepTokensH\x00\x12 \n\x05\x65nded\x18\r \x01(\x0b\x32\x0f.baton.v1.EndedH\x00\x12/\n\rreserve_reply\x18\x0e \x01(\x0b\x32\x16.baton.v1.ReserveReplyH\x00\x12/\n\rprefill_event\x18\x0f \x01(\x0b\x32\x16.baton.v1.PrefillEventH\x00\x12$\n\x07goodbye\x18\x14 \x01(\x0b\x32\x11.baton.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\xbb\x01\n\x04Open\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\nprefill_id\x18\x03 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x04 \x01(\x04\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x07 \x01(\t\"f\n\x0bOpenReserve\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.baton.v1.ReserveRequest\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x03 \x01(\t\"f\n\x0bOpenPrefill\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.baton.v1.PrefillRequest\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x03 \x01(\t\"*\n\nPromptPart\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\x17\n\x05\x41\x62ort\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1c\n\tReconcile\x12\x0f\n\x07streams\x18\x01 \x03(\r\"Z\n\x06Joined\x12$\n\x05times\x18\x01 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12*\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x15.baton.v1.OutputToken\".\n\nStepTokens\x12 \n\x04rows\x18\x01 \x03(\x0b\x32\x12.baton.v1.TokenRow\"\xbb\x01\n\x08TokenRow\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05times\x18\x05 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12%\n\x06scores\x18\x06 \x03(\x0b\x32\x15.baton.v1.TokenScores\"T\n\x0bTokenScores\x12\x14\n\x07logprob\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12#\n\x03top\x18\x02 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"+\n\x05\x45nded\x12\"\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x11.baton.v1.Failure\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t*]\n\x0bSessionRole\x12\x1c\n\x18SESSION_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13SESSION_ROLE_ROUTER\x10\x01\x12\x17\n\x13SESSION_ROLE_WORKER\x10\x02\x32L\n\x07Session\x12\x41\n\x07\x43onnect\x12\x18.baton.v1.SessionMessage\x1a\x18.baton.v1.SessionMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/session.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\x1a\x15\x62\x61ton/v1/decode.proto\x1a\x16\x62\x61ton/v1/handoff.proto\x1a\x16\x62\x61ton/v1/prefill.proto\"+\n\x0eSessionMessage\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0b\n\x03tag\x18\x02 \x01(\x0c\"\xeb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.baton.v1.SessionRole\x12\n\n\x02id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x1c\n\x14listener_incarnation\x18\x05 \x01(\x04\x12\x12\n\nsession_id\x18\x06 \x01(\x06\x12\x12\n\nconnection\x18\x07 \x01(\r\x12\x18\n\x10last_applied_seq\x18\x08 \x01(\x04\x12\x13\n\x0b\x65stablished\x18\t \x01(\x08\x12\r\n\x05nonce\x18\n \x01(\x0c\"\x8d\x01\n\tChallenge\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10last_applied_seq\x18\x03 \x01(\x04\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\"\n\x07refused\x18\x05 \x01(\x0b\x32\x11.baton.v1.FailureJ\x04\x08\x06\x10\x07\"\x07\n\x05Proof\"h\n\x05\x46rame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12)\n\x08messages\x18\x03 \x03(\x0b\x32\x17.baton.v1.StreamMessage\x12\x0c\n\x04ping\x18\x04 \x01(\r\x12\x0c\n\x04pong\x18\x05 \x01(\r\"\xb8\x05\n\rStreamMessage\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x1e\n\x04open\x18\x02 \x01(\x0b\x32\x0e.baton.v1.OpenH\x00\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x14.baton.v1.PromptPartH\x00\x12 \n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x0f.baton.v1.AbortH\x00\x12(\n\treconcile\x18\x05 \x01(\x0b\x32\x13.baton.v1.ReconcileH\x00\x12(\n\x07reserve\x18\x06 \x01(\x0b\x32\x15.baton.v1.OpenReserveH\x00\x12(\n\x07prefill\x18\x07 \x01(\x0b\x32\x15.baton.v1.OpenPrefillH\x00\x12/\n\rabort_attempt\x18\x08 \x01(\x0b\x32\x16.baton.v1.AbortRequestH\x00\x12-\n\x0clink_request\x18\t \x01(\x0b\x32\x15.baton.v1.LinkRequestH\x00\x12\"\n\x06joined\x18\n \x01(\x0b\x32\x10.baton.v1.JoinedH\x00\x12(\n\x06scores\x18\x0b \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x12$\n\x04step\x18\x0c \x01(\x0b\x32\x14.baton.v1.StepTokensH\x00\x12 \n\x05\x65nded\x18\r \x01(\x0b\x32\x0f.baton.v1.EndedH\x00\x12/\n\rreserve_reply\x18\x0e \x01(\x0b\x32\x16.baton.v1.ReserveReplyH\x00\x12/\n\rprefill_event\x18\x0f \x01(\x0b\x32\x16.baton.v1.PrefillEventH\x00\x12)\n\nlink_reply\x18\x10 \x01(\x0b\x32\x13.baton.v1.LinkReplyH\x00\x12$\n\x07goodbye\x18\x14 \x01(\x0b\x32\x11.baton.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\xbb\x01\n\x04Open\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\nprefill_id\x18\x03 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x04 \x01(\x04\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x07 \x01(\t\"f\n\x0bOpenReserve\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.baton.v1.ReserveRequest\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x03 \x01(\t\"f\n\x0bOpenPrefill\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.baton.v1.PrefillRequest\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x03 \x01(\t\"\xc9\x02\n\x0bLinkRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.HelloRequestH\x00\x12\'\n\x05watch\x18\x02 \x01(\x0b\x32\x16.baton.v1.WatchRequestH\x00\x12\x32\n\x0bopen_export\x18\x03 \x01(\x0b\x32\x1b.baton.v1.OpenExportRequestH\x00\x12)\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x17.baton.v1.CommitRequestH\x00\x12\'\n\x05renew\x18\x05 \x01(\x0b\x32\x16.baton.v1.RenewRequestH\x00\x12\'\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x16.baton.v1.AbortRequestH\x00\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x17\n\x0fhttp_request_id\x18\x08 \x01(\tB\t\n\x07request\"\x8d\x02\n\tLinkReply\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.baton.v1.HelloReplyH\x00\x12\'\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x16.baton.v1.HandoffEventH\x00\x12\x30\n\x0bopen_export\x18\x03 \x01(\x0b\x32\x19.baton.v1.OpenExportReplyH\x00\x12\'\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x15.baton.v1.CommitReplyH\x00\x12%\n\x05renew\x18\x05 \x01(\x0b\x32\x14.baton.v1.RenewReplyH\x00\x12%\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x14.baton.v1.AbortReplyH\x00\x42\x07\n\x05reply\"*\n\nPromptPart\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\x17\n\x05\x41\x62ort\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1c\n\tReconcile\x12\x0f\n\x07streams\x18\x01 \x03(\r\"Z\n\x06Joined\x12$\n\x05times\x18\x01 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12*\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x15.baton.v1.OutputToken\".\n\nStepTokens\x12 \n\x04rows\x18\x01 \x03(\x0b\x32\x12.baton.v1.TokenRow\"\xbb\x01\n\x08TokenRow\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05times\x18\x05 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12%\n\x06scores\x18\x06 \x03(\x0b\x32\x15.baton.v1.TokenScores\"T\n\x0bTokenScores\x12\x14\n\x07logprob\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12#\n\x03top\x18\x02 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"+\n\x05\x45nded\x12\"\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x11.baton.v1.Failure\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t*]\n\x0bSessionRole\x12\x1c\n\x18SESSION_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13SESSION_ROLE_ROUTER\x10\x01\x12\x17\n\x13SESSION_ROLE_WORKER\x10\x02\x32L\n\x07Session\x12\x41\n\x07\x43onnect\x12\x18.baton.v1.SessionMessage\x1a\x18.baton.v1.SessionMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONROLE']._serialized_start=2242
-  _globals['_SESSIONROLE']._serialized_end=2335
-  _globals['_SESSIONMESSAGE']._serialized_start=106
-  _globals['_SESSIONMESSAGE']._serialized_end=149
-  _globals['_HELLO']._serialized_start=152
-  _globals['_HELLO']._serialized_end=387
-  _globals['_CHALLENGE']._serialized_start=390
-  _globals['_CHALLENGE']._serialized_end=531
-  _globals['_PROOF']._serialized_start=533
-  _globals['_PROOF']._serialized_end=540
-  _globals['_FRAME']._serialized_start=542
-  _globals['_FRAME']._serialized_end=646
-  _globals['_STREAMMESSAGE']._serialized_start=649
-  _globals['_STREAMMESSAGE']._serialized_end=1255
-  _globals['_OPEN']._serialized_start=1258
-  _globals['_OPEN']._serialized_end=1445
-  _globals['_OPENRESERVE']._serialized_start=1447
-  _globals['_OPENRESERVE']._serialized_end=1549
-  _globals['_OPENPREFILL']._serialized_start=1551
-  _globals['_OPENPREFILL']._serialized_end=1653
-  _globals['_PROMPTPART']._serialized_start=1655
-  _globals['_PROMPTPART']._serialized_end=1697
-  _globals['_ABORT']._serialized_start=1699
-  _globals['_ABORT']._serialized_end=1722
-  _globals['_RECONCILE']._serialized_start=1724
-  _globals['_RECONCILE']._serialized_end=1752
-  _globals['_JOINED']._serialized_start=1754
-  _globals['_JOINED']._serialized_end=1844
-  _globals['_STEPTOKENS']._serialized_start=1846
-  _globals['_STEPTOKENS']._serialized_end=1892
-  _globals['_TOKENROW']._serialized_start=1895
-  _globals['_TOKENROW']._serialized_end=2082
-  _globals['_TOKENSCORES']._serialized_start=2084
-  _globals['_TOKENSCORES']._serialized_end=2168
-  _globals['_ENDED']._serialized_start=2170
-  _globals['_ENDED']._serialized_end=2213
-  _globals['_GOODBYE']._serialized_start=2215
-  _globals['_GOODBYE']._serialized_end=2240
-  _globals['_SESSION']._serialized_start=2337
-  _globals['_SESSION']._serialized_end=2413
+  _globals['_SESSIONROLE']._serialized_start=2960
+  _globals['_SESSIONROLE']._serialized_end=3053
+  _globals['_SESSIONMESSAGE']._serialized_start=130
+  _globals['_SESSIONMESSAGE']._serialized_end=173
+  _globals['_HELLO']._serialized_start=176
+  _globals['_HELLO']._serialized_end=411
+  _globals['_CHALLENGE']._serialized_start=414
+  _globals['_CHALLENGE']._serialized_end=555
+  _globals['_PROOF']._serialized_start=557
+  _globals['_PROOF']._serialized_end=564
+  _globals['_FRAME']._serialized_start=566
+  _globals['_FRAME']._serialized_end=670
+  _globals['_STREAMMESSAGE']._serialized_start=673
+  _globals['_STREAMMESSAGE']._serialized_end=1369
+  _globals['_OPEN']._serialized_start=1372
+  _globals['_OPEN']._serialized_end=1559
+  _globals['_OPENRESERVE']._serialized_start=1561
+  _globals['_OPENRESERVE']._serialized_end=1663
+  _globals['_OPENPREFILL']._serialized_start=1665
+  _globals['_OPENPREFILL']._serialized_end=1767
+  _globals['_LINKREQUEST']._serialized_start=1770
+  _globals['_LINKREQUEST']._serialized_end=2099
+  _globals['_LINKREPLY']._serialized_start=2102
+  _globals['_LINKREPLY']._serialized_end=2371
+  _globals['_PROMPTPART']._serialized_start=2373
+  _globals['_PROMPTPART']._serialized_end=2415
+  _globals['_ABORT']._serialized_start=2417
+  _globals['_ABORT']._serialized_end=2440
+  _globals['_RECONCILE']._serialized_start=2442
+  _globals['_RECONCILE']._serialized_end=2470
+  _globals['_JOINED']._serialized_start=2472
+  _globals['_JOINED']._serialized_end=2562
+  _globals['_STEPTOKENS']._serialized_start=2564
+  _globals['_STEPTOKENS']._serialized_end=2610
+  _globals['_TOKENROW']._serialized_start=2613
+  _globals['_TOKENROW']._serialized_end=2800
+  _globals['_TOKENSCORES']._serialized_start=2802
+  _globals['_TOKENSCORES']._serialized_end=2886
+  _globals['_ENDED']._serialized_start=2888
+  _globals['_ENDED']._serialized_end=2931
+  _globals['_GOODBYE']._serialized_start=2933
+  _globals['_GOODBYE']._serialized_end=2958
+  _globals['_SESSION']._serialized_start=3055
+  _globals['_SESSION']._serialized_end=3131
 # @@protoc_insertion_point(module_scope)

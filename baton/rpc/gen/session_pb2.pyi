@@ -1,5 +1,6 @@
 from baton.rpc.gen import common_pb2 as _common_pb2
 from baton.rpc.gen import decode_pb2 as _decode_pb2
+from baton.rpc.gen import handoff_pb2 as _handoff_pb2
 from baton.rpc.gen import prefill_pb2 as _prefill_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -83,7 +84,7 @@ class Frame(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[StreamMessage, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ...) -> None: ...
 
 class StreamMessage(_message.Message):
-    __slots__ = ("stream", "open", "prompt", "abort", "reconcile", "reserve", "prefill", "abort_attempt", "joined", "scores", "step", "ended", "reserve_reply", "prefill_event", "goodbye")
+    __slots__ = ("stream", "open", "prompt", "abort", "reconcile", "reserve", "prefill", "abort_attempt", "link_request", "joined", "scores", "step", "ended", "reserve_reply", "prefill_event", "link_reply", "goodbye")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -92,12 +93,14 @@ class StreamMessage(_message.Message):
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     ABORT_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LINK_REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     RESERVE_REPLY_FIELD_NUMBER: _ClassVar[int]
     PREFILL_EVENT_FIELD_NUMBER: _ClassVar[int]
+    LINK_REPLY_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     stream: int
     open: Open
@@ -107,14 +110,16 @@ class StreamMessage(_message.Message):
     reserve: OpenReserve
     prefill: OpenPrefill
     abort_attempt: _common_pb2.AbortRequest
+    link_request: LinkRequest
     joined: Joined
     scores: _common_pb2.PromptScores
     step: StepTokens
     ended: Ended
     reserve_reply: _decode_pb2.ReserveReply
     prefill_event: _prefill_pb2.PrefillEvent
+    link_reply: LinkReply
     goodbye: Goodbye
-    def __init__(self, stream: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., prompt: _Optional[_Union[PromptPart, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reconcile: _Optional[_Union[Reconcile, _Mapping]] = ..., reserve: _Optional[_Union[OpenReserve, _Mapping]] = ..., prefill: _Optional[_Union[OpenPrefill, _Mapping]] = ..., abort_attempt: _Optional[_Union[_common_pb2.AbortRequest, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., scores: _Optional[_Union[_common_pb2.PromptScores, _Mapping]] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., reserve_reply: _Optional[_Union[_decode_pb2.ReserveReply, _Mapping]] = ..., prefill_event: _Optional[_Union[_prefill_pb2.PrefillEvent, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    def __init__(self, stream: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., prompt: _Optional[_Union[PromptPart, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reconcile: _Optional[_Union[Reconcile, _Mapping]] = ..., reserve: _Optional[_Union[OpenReserve, _Mapping]] = ..., prefill: _Optional[_Union[OpenPrefill, _Mapping]] = ..., abort_attempt: _Optional[_Union[_common_pb2.AbortRequest, _Mapping]] = ..., link_request: _Optional[_Union[LinkRequest, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., scores: _Optional[_Union[_common_pb2.PromptScores, _Mapping]] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., reserve_reply: _Optional[_Union[_decode_pb2.ReserveReply, _Mapping]] = ..., prefill_event: _Optional[_Union[_prefill_pb2.PrefillEvent, _Mapping]] = ..., link_reply: _Optional[_Union[LinkReply, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("request", "reservation_id", "prefill_id", "prefill_incarnation", "deadline_s", "traceparent", "http_request_id")
@@ -153,6 +158,42 @@ class OpenPrefill(_message.Message):
     traceparent: str
     http_request_id: str
     def __init__(self, request: _Optional[_Union[_prefill_pb2.PrefillRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., http_request_id: _Optional[str] = ...) -> None: ...
+
+class LinkRequest(_message.Message):
+    __slots__ = ("hello", "watch", "open_export", "commit", "renew", "abort", "traceparent", "http_request_id")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EXPORT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HTTP_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    hello: _handoff_pb2.HelloRequest
+    watch: _handoff_pb2.WatchRequest
+    open_export: _handoff_pb2.OpenExportRequest
+    commit: _handoff_pb2.CommitRequest
+    renew: _handoff_pb2.RenewRequest
+    abort: _common_pb2.AbortRequest
+    traceparent: str
+    http_request_id: str
+    def __init__(self, hello: _Optional[_Union[_handoff_pb2.HelloRequest, _Mapping]] = ..., watch: _Optional[_Union[_handoff_pb2.WatchRequest, _Mapping]] = ..., open_export: _Optional[_Union[_handoff_pb2.OpenExportRequest, _Mapping]] = ..., commit: _Optional[_Union[_handoff_pb2.CommitRequest, _Mapping]] = ..., renew: _Optional[_Union[_handoff_pb2.RenewRequest, _Mapping]] = ..., abort: _Optional[_Union[_common_pb2.AbortRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., http_request_id: _Optional[str] = ...) -> None: ...
+
+class LinkReply(_message.Message):
+    __slots__ = ("hello", "event", "open_export", "commit", "renew", "abort")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EXPORT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    hello: _handoff_pb2.HelloReply
+    event: _handoff_pb2.HandoffEvent
+    open_export: _handoff_pb2.OpenExportReply
+    commit: _handoff_pb2.CommitReply
+    renew: _handoff_pb2.RenewReply
+    abort: _common_pb2.AbortReply
+    def __init__(self, hello: _Optional[_Union[_handoff_pb2.HelloReply, _Mapping]] = ..., event: _Optional[_Union[_handoff_pb2.HandoffEvent, _Mapping]] = ..., open_export: _Optional[_Union[_handoff_pb2.OpenExportReply, _Mapping]] = ..., commit: _Optional[_Union[_handoff_pb2.CommitReply, _Mapping]] = ..., renew: _Optional[_Union[_handoff_pb2.RenewReply, _Mapping]] = ..., abort: _Optional[_Union[_common_pb2.AbortReply, _Mapping]] = ...) -> None: ...
 
 class PromptPart(_message.Message):
     __slots__ = ("tokens", "last")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
-
 from baton.domain.errors import BatonError
 from baton.engine.handoff.import_commands import ExportAnswer, PageImportMailbox
 from baton.engine.handoff.import_effects import AbortHandoff, AskExport, AskVerdict, ConfirmCommit
@@ -13,6 +11,7 @@ from baton.rpc.request_metadata import request_metadata
 from baton.telemetry.logs import get_logger
 from baton.worker.handoff.handoff_calls import CALL_TIMEOUT_S, HandoffCalls, OpenHandoff, decode_chunk
 from baton.worker.handoff.links import PeerLinks
+from baton.worker.handoff.session_or_call import ASK_ERRORS, error_of
 
 log = get_logger()
 
@@ -53,10 +52,8 @@ class ExportClient(HandoffCalls):
             if reply.chunk.pages:
                 self._open[ask.id] = handoff  # the pages are pinned there until a commit, an abort or the lease's end
             self._mailbox.put(ExportAnswer(ask.id, decode_chunk(ask.id, reply.chunk, self._num_page_parts)))
-        except grpc.aio.AioRpcError as error:
-            self._report(ask, codec.error_from_rpc(error))
-        except BatonError as error:
-            self._report(ask, error)
+        except ASK_ERRORS as error:
+            self._report(ask, error_of(error))
 
     def _report(self, ask: AskExport, error: BatonError) -> None:
         log.info("export_refused", id=str(ask.id), source=ask.source, why=error.log_text)

@@ -1,4 +1,4 @@
-"""Calls to the Handoff services of the workers whose pages this one reads: renew leases, commit, abort.
+"""Asks the workers whose pages this one reads, in sessions or by calls: renew leases, commit, abort.
 
 Runs in the asyncio loop and posts the answers to the engine's mailbox. Makes no decisions.
 """
@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import grpc
 
 from baton.domain.errors import LinkBroken, PageVerdict
 from baton.domain.handoff import PublishedChunk, Suspect
@@ -32,6 +30,7 @@ from baton.rpc.request_metadata import Metadata
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.worker.handoff.links import PeerLink, PeerLinks
+from baton.worker.handoff.session_or_call import ASK_ERRORS, error_of
 
 log = get_logger()
 
@@ -135,8 +134,8 @@ class HandoffCalls:
         try:
             reply = await self._links.stub(link).Commit(request, timeout=COMMIT_TIMEOUT_S, metadata=handoff.metadata)
             valid = reply.valid
-        except grpc.aio.AioRpcError as error:
-            log.warning("commit_failed", id=str(id), why=codec.error_from_rpc(error).log_text)
+        except ASK_ERRORS as error:
+            log.warning("commit_failed", id=str(id), why=error_of(error).log_text)
         if wants_reply:
             self._answers.put(CommitReplied(id, valid))
 
@@ -151,11 +150,11 @@ class HandoffCalls:
                 for one in suspects
             ],
         )
-        stub = self._links.stub(handoff.link)
         try:
+            stub = self._links.stub(handoff.link)
             reply = await stub.Abort(request, timeout=CALL_TIMEOUT_S, metadata=handoff.metadata)
-        except grpc.aio.AioRpcError as error:
-            log.info("abort_undelivered", id=str(id), why=codec.error_from_rpc(error).log_text)
+        except ASK_ERRORS as error:
+            log.info("abort_undelivered", id=str(id), why=error_of(error).log_text)
             return None
         return codec.decode_verdict(reply.verdict)
 
@@ -180,8 +179,8 @@ class HandoffCalls:
         sent_at = monotonic_s()
         try:
             reply = await self._links.stub(link).Renew(request, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.warning("lease_renewal_failed", source=link.record.prefill_id, why=codec.error_from_rpc(error).log_text)
+        except ASK_ERRORS as error:
+            log.warning("lease_renewal_failed", source=link.record.prefill_id, why=error_of(error).log_text)
             return
         ended = {codec.decode_id(id) for id in reply.ended}
         for id in ended:

@@ -15,8 +15,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import grpc
-
 from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, PageId, WorkerId
@@ -26,9 +24,7 @@ from baton.domain.trust import RecordVerifier
 from baton.domain.worker import BrokenLink, LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.handoff.import_commands import AllocateProbePages, FreeProbePages, LinkMailbox, SourceReplaced
 from baton.engine.reply import Reply
-from baton.rpc import codec
-from baton.rpc.channel_pool import ChannelPool
-from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
+from baton.rpc.gen import handoff_pb2
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.store.store import WorkerRegistry
 from baton.telemetry import metrics
@@ -38,11 +34,11 @@ from baton.transfer.base import PullEvent, PullOutcome, SourceInfo
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller_set import PullerSet
+from baton.worker.handoff.session_or_call import HELLO_TIMEOUT_S, HandoffPeer, PeerClients
 
 log = get_logger()
 
 PROBE_BYTES = 4 * 1024 * 1024
-HELLO_TIMEOUT_S = 5.0
 
 MAX_REASON_CHARS = 160
 """Of a broken link in this worker's record."""
@@ -79,12 +75,16 @@ class LinkIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """A worker that passed the probe. `path`: how its bytes move, as far as the transport can tell."""
+    """A worker that passed the probe. `path`: how its bytes move, as far as the transport can tell.
+
+    `in_session`: it is asked in a session, and not by calls.
+    """
 
     record: LinkRecord
     address: str
     path: str
     role: WorkerRole = WorkerRole.PREFILL
+    in_session: bool = False
 
 
 class PeerLinks:
@@ -94,19 +94,19 @@ class PeerLinks:
         self,
         identity: LinkIdentity,
         registry: WorkerRegistry,
-        channels: ChannelPool,
+        peers: PeerClients,
         puller: PullerSet,
         mailbox: LinkMailbox,
         on_change: Callable[[], None],
     ) -> None:
         self._identity = identity
         self._registry = registry
-        self._channels = channels
+        self._peers = peers
         self._puller = puller
         self._mailbox = mailbox
         self._on_change = on_change
         self._liveness = Liveness(identity.grace_s)
-        self._verifier = RecordVerifier(channels.trust)
+        self._verifier = RecordVerifier(peers.trust)
         self._links: dict[WorkerId, PeerLink] = {}
         self._failures: dict[WorkerId, str] = {}
         self._draining: set[Incarnation] = set()
@@ -141,9 +141,12 @@ class PeerLinks:
         """All links."""
         return tuple(self._links.values())
 
-    def stub(self, link: PeerLink) -> handoff_pb2_grpc.HandoffStub:
-        """Stub of the peer's Handoff service."""
-        return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address, link.record.prefill_incarnation))
+    def stub(self, link: PeerLink) -> HandoffPeer:
+        """What asks the peer. Raises `LinkBroken` for one that was asked in a session, if its link is down."""
+        record = link.record
+        if link.in_session:
+            self.get(record.prefill_id, record.prefill_incarnation)
+        return self._peers.get(link.address, record.prefill_incarnation, in_session=link.in_session)
 
     async def run(self) -> None:
         """Follows the registry until cancelled."""
@@ -178,6 +181,7 @@ class PeerLinks:
             else:
                 self._set_state(id, incarnation in announced)
         self._skipped &= announced
+        self._peers.retain(announced)
         new = [w for w in workers if not self._is_linked(w) and w.incarnation not in self._skipped]
         await asyncio.gather(*(self._connect(worker) for worker in new))
         self._draining &= announced | {link.record.prefill_incarnation for link in self._links.values()}
@@ -243,13 +247,16 @@ class PeerLinks:
             if self._puller.path(worker.id) == TCP_PATH:
                 source, num_bytes, seconds = await self._avoid_tcp(worker, source) or (source, num_bytes, seconds)
         except BatonError as error:
+            self._peers.end(worker.incarnation, "the link has failed")
             self._fail(worker.id, error.log_text)
             return
         if self._identity.optional and self._puller.path(worker.id) == TCP_PATH:
             return self._skip(worker, "its pages would come over TCP by NIXL: a killed reader may end its source")
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
-        self._links[worker.id] = link = PeerLink(record, worker.address, self._puller.path(worker.id), worker.role)
+        self._links[worker.id] = link = PeerLink(
+            record, worker.address, self._puller.path(worker.id), worker.role, self._peers.in_session(worker)
+        )  # fmt: skip
         self._pulled[worker.id] = 0, 0
         self._failures.pop(worker.id, None)
         self._report_up(link)
@@ -287,6 +294,7 @@ class PeerLinks:
         """Leaves a worker alone for its life. This is no failure, so that no series shows it."""
         self._skipped.add(worker.incarnation)
         log.info("link_skipped", source=worker.id, why=why)
+        self._peers.end(worker.incarnation, why)
         self._puller.disconnect(worker.id)
 
     def _report_replaced(self, source: SourceInfo) -> None:
@@ -307,26 +315,7 @@ class PeerLinks:
             transports=self._puller.offered(worker.id, worker.incarnation),
             parts=[handoff_pb2.FingerprintPart(name=part.name, digest=part.digest) for part in mine.fingerprint.parts],
         )
-        stub = handoff_pb2_grpc.HandoffStub(self._channels.get(worker.address, worker.incarnation))
-        try:
-            reply = await stub.Hello(hello, timeout=HELLO_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if self._identity.optional and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return None
-            raise codec.error_from_rpc(error) from error
-        if reply.WhichOneof("reply") != "source":
-            raise codec.decode_failure(reply.refused)
-        return self._check_source(reply.source, worker)
-
-    def _check_source(self, source: handoff_pb2.SourceInfo, worker: WorkerRecord) -> SourceInfo:
-        """The peer's memory and transport. Raises `LinkBroken` if another worker answered."""
-        if (source.worker_id, source.incarnation) != (worker.id, worker.incarnation):
-            raise LinkBroken(f"{worker.id} answered as another worker, {source.worker_id[:120]!r}")
-        return SourceInfo(
-            worker.id, worker.incarnation, worker.address, source.transport,
-            source.metadata, source.base_address, source.num_pages, source.page_bytes,
-            source.window_base_address, source.num_window_slots, source.window_bytes,
-        )  # fmt: skip
+        return await self._peers.hello(worker, hello, optional=mine.optional)
 
     async def _probe(self, source: SourceInfo) -> tuple[int, float]:
         """Pulls real pages into pages of the pool; returns (bytes, seconds)."""
@@ -374,7 +363,9 @@ class PeerLinks:
         self._series.labels(source, metrics.LINK_TRANSPORT_INFO, source, self._identity.worker_id, path).set(1)
 
     def _drop(self, id: WorkerId, reason: str) -> None:
-        del self._links[id], self._pulled[id]
+        link = self._links.pop(id)
+        del self._pulled[id]
+        self._peers.end(link.record.prefill_incarnation, reason)
         log.warning("link_down", source=id, reason=reason)
         self._series.remove(id)
         self._puller.disconnect(id)

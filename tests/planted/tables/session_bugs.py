@@ -129,3 +129,63 @@ SESSION_BUGS = (
         "tests/unit/rpc/test_session_auth.py",
     ),
 )
+
+LINKS = "imports outlive connections"
+BREAKS = "tests/contract/links/test_breaks.py"
+HANDOFFS = "tests/contract/links/test_handoffs.py"
+ROLES = "tests/unit/session/test_roles.py"
+LINK_SESSIONS = "tests/unit/worker/handoff/test_link_sessions.py"
+IMPORTER, EXPORTER = "baton/worker/handoff/link_session.py", "baton/worker/handoff/served_link.py"
+
+
+def _link_bug(name: str, file: str, before: str, after: str, tests: str) -> PlantedBug:
+    return PlantedBug(LINKS, name, file, before, after, tests)
+
+
+LINK_SESSION_BUGS = (
+    _link_bug(
+        "a lost session leaves its watches open", IMPORTER,
+        'stream.end(WorkerLost(f"the session with a worker has ended: {reason}"))', "pass", BREAKS,
+    ),
+    _link_bug("a reply of another kind is taken", IMPORTER, "if kind != stream.kind:", "if False:", BREAKS),
+    _link_bug(
+        "a cancelled watch goes on at its source", IMPORTER,
+        "            self._has_ended = True\n            self._on_cancel()", "            self._has_ended = True",
+        HANDOFFS,
+    ),
+    _link_bug("a watch outlives its session at the source", EXPORTER, "self._streams.close_all()", "[]", BREAKS),
+    _link_bug(
+        "a bug of a handler is answered with silence", EXPORTER,
+        'self._fail(number, WorkerLost(f"an unexpected error: {type(error).__name__}"))', "pass", BREAKS,
+    ),
+    _link_bug(
+        "a lease counts from the reply", "baton/worker/handoff/handoff_calls.py",
+        "LeasesRenewed(renewed, sent_at + reply.lease_s)", "LeasesRenewed(renewed, monotonic_s() + reply.lease_s)",
+        BREAKS,
+    ),
+    _link_bug(
+        "a router may ask for pages", "baton/session/session.py",
+        '"reserve", "prefill", "abort_attempt"})', '"reserve", "prefill", "abort_attempt", "link_request"})', ROLES,
+    ),
+    _link_bug(
+        "a worker may open prompts", "baton/session/session.py",
+        'IMPORTER_KINDS = frozenset({', 'IMPORTER_KINDS = ROUTER_KINDS | frozenset({', ROLES,
+    ),
+    _link_bug(
+        "a router ends the session of a worker with its id", "baton/session/acceptor.py",
+        "before = self._by_dialler.get((hello.role, hello.id))",
+        "before = next((one for (_, id), one in self._by_dialler.items() if id == hello.id), None)", ROLES,
+    ),
+    _link_bug(
+        "a link that is down is dialled", "baton/worker/handoff/links.py",
+        "if link.in_session:", "if False:", LINK_SESSIONS,
+    ),
+    _link_bug(
+        "a session outlives its link", "baton/worker/handoff/links.py",
+        "self._peers.end(link.record.prefill_incarnation, reason)", "pass", LINK_SESSIONS,
+    ),
+    _link_bug(
+        "a worker without the capability is asked in a session", "baton/worker/handoff/link_sessions.py",
+        "SESSION_LINKS in worker.capabilities and", "", LINK_SESSIONS,
+    ),
+)  # fmt: skip

@@ -24,8 +24,9 @@ from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.services.prefill import loop as prefill_loop
 from baton.services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from baton.services.prefill.loop import PrefillLoop
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 from tests.tiny_workers import NUM_PAGES, PAGE_BYTES, PAGE_SIZE, engine_request, tiny_prefill
 
 Answer = TypeVar("Answer")

@@ -20,8 +20,9 @@ from baton.model.loading.quantization import Quantization
 from baton.rpc.gen import handoff_pb2
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.settings.text_digest import text_digest
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 
 GEOMETRY = KVGeometry.of_layers((LayerGeometry(2, 8, 8),), "float32", 16)
 PARTS = tuple(FingerprintPart(name, f"{name} 1") for name in ("adapters", "page_size", "tokenizer", "weights"))

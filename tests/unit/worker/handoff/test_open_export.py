@@ -16,8 +16,9 @@ from baton.engine.handoff.export_commands import ExportCommand, OpenExport
 from baton.rpc import codec
 from baton.rpc.gen import handoff_pb2
 from baton.worker.handoff.handoff_calls import decode_chunk
+from baton.worker.handoff.handoff_handlers import LinkConfig
 from baton.worker.handoff.handoff_log import HandoffLog
-from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.handoff_server import HandoffServicer
 
 CONTEXT = cast("grpc.aio.ServicerContext[Any, Any]", None)
 ID = AttemptId(RequestId("a"), 1)

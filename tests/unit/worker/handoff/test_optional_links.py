@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -13,9 +13,11 @@ from structlog.testing import capture_logs
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRole
 from baton.engine.mailbox import Mailbox
+from baton.rpc.channel_pool import ChannelPool
 from baton.services.decode.commands import DecodeCommand
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.worker.handoff.links import PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 from tests.unit.worker.handoff.test_replaced_source import Puller, Registry, make_links, prefill_record
 
 
@@ -71,7 +73,7 @@ def test_a_source_that_gives_no_pages_is_no_failure(monkeypatch: pytest.MonkeyPa
         registry, mailbox = Registry(), Mailbox[DecodeCommand](8)
         links = optional(make_links(registry, Puller(mailbox), mailbox, 60.0))
         monkeypatch.setattr(type(links), "_hello", PeerLinks._hello)
-        monkeypatch.setattr(links, "_channels", GivesNothing())
+        monkeypatch.setattr(links, "_peers", PeerClients(cast(ChannelPool, GivesNothing()), None))
         assert await look(links, registry, prefill_record(1)) == ["link_skipped"]
         assert links.broken() == ()
 

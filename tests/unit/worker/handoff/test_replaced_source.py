@@ -21,6 +21,7 @@ from baton.transfer.base import SourceInfo
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.links import LinkIdentity, PeerLinks
+from baton.worker.handoff.session_or_call import PeerClients
 
 ID = WorkerId("prefill-0")
 
@@ -73,7 +74,7 @@ def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeComman
     return LinksWithoutPeers(
         LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", Fingerprint(()), 64, grace_s),
         cast(WorkerRegistry, registry),
-        ChannelPool(), PullerSet([cast(ThreadedPuller, puller)]), mailbox, lambda: None,
+        PeerClients(ChannelPool()), PullerSet([cast(ThreadedPuller, puller)]), mailbox, lambda: None,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.puller import ThreadedPuller
 from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.links import LinkIdentity
+from baton.worker.handoff.session_or_call import PeerClients
 from tests.unit.worker.handoff.test_replaced_source import LinksWithoutPeers, Puller, Registry, prefill_record
 
 P = WorkerId("prefill-0")
@@ -62,7 +63,7 @@ class World:
         pullers = [self.nixl, self.stream] if has_stream else [self.nixl]
         self.links = LinksWithoutPeers(
             LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", Fingerprint(()), 64, 60.0),
-            cast(WorkerRegistry, self.registry), ChannelPool(),
+            cast(WorkerRegistry, self.registry), PeerClients(ChannelPool()),
             PullerSet([cast(ThreadedPuller, one) for one in pullers]), mailbox, lambda: None,
         )  # fmt: skip
 
