@@ -12,7 +12,7 @@ alone is ascribed, in this order, to
 - steal: the host ran another guest;
 - waits: the engine's thread could run and had no core, beyond its median alone;
 - longer steps: it ran longer than its median alone, for the same work: memory, caches and clock are shared;
-- way: a thread of the token's way waited for a core;
+- way: a thread of the token's way waited for a core, or tokens of several steps came at once;
 - rest: all else, such as an engine that slept until its team or its next step was ready.
 
 The arms `copies` and `arithmetic` put, in place of prompts, a process on prefill's core that only copies memory, or
@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import uvloop
 from rich.console import Console
@@ -51,33 +51,18 @@ from bench.harness.signals import run_command
 from bench.harness.task_times import TaskTimes, WatchedThreads, service_processes, steal_s, task_ids
 from bench.system.arrangements import ARRANGEMENTS, STARTED, SystemThreads, arranged
 from bench.system.deployments import KV_MEMORY_MIB, SPLIT_FLAGS, WAIT_S
+from bench.system.gap_causes import CAUSES, AloneTimes, GapRecord, excess_ms, records_of, slow_gaps, tail_gaps
 from bench.system.interference import PROMPT_OUTPUT_TOKENS, STREAM_PROMPT_TOKENS, STREAM_TOKENS, plan_block, prompt_s
 from bench.system.interference import parse as parse_interference
 from bench.system.load_client import LoadClient
 
 SYSTEMS = {"own": (*SPLIT_FLAGS, "--no-lend-cores"), "lent": SPLIT_FLAGS}
 ALONE, PROMPTS, COPIES, ARITHMETIC = "alone", "prompts", "copies", "arithmetic"
-SLOW = 1.15
-"""A gap over so many times the median gap alone is slow."""
-
-CAUSES = ("steal", "waits for a core", "longer steps", "way to the client", "rest")
 _HOGS = {
     COPIES: "import ctypes\na = ctypes.create_string_buffer(1 << 26)\nb = ctypes.create_string_buffer(1 << 26)\n"
     "print(flush=True)\nwhile True: ctypes.memmove(a, b, 1 << 26)",
     ARITHMETIC: "import numpy\na = numpy.ones((128, 128), numpy.float32)\nprint(flush=True)\nwhile True: a @ a",
 }
-
-
-class GapRecord(NamedTuple):
-    """One gap, in seconds: its length, and what was read over it."""
-
-    gap_s: float
-    run_s: float
-    wait_s: float
-    way_wait_s: float
-    steal_s: float
-    prefill_run_s: float
-    others_run_s: float
 
 
 class ReadTimes(Protocol):
@@ -113,57 +98,6 @@ class StepSampler:
                 )
             )
         self._last = (now_s, stolen_s, times)
-
-
-def records_of(block: Block) -> list[GapRecord]:
-    """The inverse of what an arm returns."""
-    width = len(GapRecord._fields)
-    return [GapRecord(*block.values[at : at + width]) for at in range(0, len(block.values), width)]
-
-
-class AloneTimes(NamedTuple):
-    """Medians over the gaps of a block without prompts, in seconds."""
-
-    gap_s: float
-    run_s: float
-    wait_s: float
-    way_wait_s: float
-
-    @classmethod
-    def of(cls, records: Sequence[GapRecord]) -> AloneTimes:
-        return cls(*(statistics.median(getattr(record, name) for record in records) for name in cls._fields))
-
-
-def causes_of(record: GapRecord, alone: AloneTimes) -> list[float]:
-    """Seconds of the gap's excess over the median alone, by cause, in the order of `CAUSES`."""
-    left = max(0.0, record.gap_s - alone.gap_s)
-    found = []
-    for seconds in (
-        record.steal_s,
-        record.wait_s - alone.wait_s,
-        record.run_s - alone.run_s,
-        record.way_wait_s - alone.way_wait_s,
-    ):
-        taken = min(left, max(0.0, seconds))
-        found.append(taken)
-        left -= taken
-    return [*found, left]
-
-
-def slow_gaps(records: Sequence[GapRecord], alone: AloneTimes) -> list[GapRecord]:
-    """Gaps over `SLOW` times the median alone."""
-    return [record for record in records if record.gap_s > SLOW * alone.gap_s]
-
-
-def tail_gaps(records: Sequence[GapRecord]) -> list[GapRecord]:
-    """Gaps at or over their own 99th percentile."""
-    bound_s = percentile(sorted(record.gap_s for record in records), 99)
-    return [record for record in records if record.gap_s >= bound_s]
-
-
-def excess_ms(records: Sequence[GapRecord], alone: AloneTimes, cause: int) -> float:
-    """Milliseconds of a cause in a gap, the mean; 0 without gaps."""
-    return 1e3 * statistics.fmean([causes_of(record, alone)[cause] for record in records] or [0.0])
 
 
 def findings_of(blocks: Sequence[Block]) -> list[Finding]:
@@ -216,7 +150,7 @@ def _p50_ratio(group: tuple[Block, ...]) -> float:
 
 def _tail_ms(cause: int, group: tuple[Block, ...]) -> float:
     records, alone = records_of(group[0]), AloneTimes.of(records_of(group[1]))
-    return excess_ms(tail_gaps(records), alone, cause)
+    return excess_ms(tail_gaps(records, alone), alone, cause)
 
 
 def _share(cause: int, group: tuple[Block, ...]) -> float:

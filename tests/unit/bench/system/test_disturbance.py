@@ -9,16 +9,13 @@ import pytest
 from bench.harness.rotations import Block
 from bench.harness.task_times import TaskTimes
 from bench.system.arrangements import BATCH, LOOPS_AWAY, OTHERS_AWAY, STARTED, SystemThreads, arranged
-from bench.system.disturbance import (
-    ALONE,
+from bench.system.disturbance import ALONE, PROMPTS, StepSampler, findings_of, parse
+from bench.system.gap_causes import (
     CAUSES,
-    PROMPTS,
     AloneTimes,
     GapRecord,
-    StepSampler,
+    bunches,
     causes_of,
-    findings_of,
-    parse,
     records_of,
     slow_gaps,
     tail_gaps,
@@ -51,10 +48,18 @@ def test_an_excess_is_ascribed_once(record, expected):
     assert len(found) == len(CAUSES)
 
 
+def test_tokens_that_come_at_once_were_late_on_their_way():
+    """Three steps of 5 s, two of whose tokens came with the third: no step was longer."""
+    records = [gap(5.0), gap(15.0, run_s=12.0, wait_s=1.5), gap(0.1, run_s=0.0), gap(0.0, run_s=0.0), gap(5.0)]
+    found = bunches(records, MEDIANS)
+    assert [(record.gap_s, steps) for record, steps in found] == [(5.0, 1), (15.0, 3), (5.0, 1)]
+    assert causes_of(found[1][0], MEDIANS, found[1][1]) == pytest.approx([0.0, 0.0, 0.0, 10.0, 0.0])
+
+
 def test_slow_and_tail_gaps():
     records = [gap(5.0)] * 98 + [gap(5.7), gap(9.0)]
-    assert [record.gap_s for record in slow_gaps(records, MEDIANS)] == [9.0]  # 5.75 is the bound
-    assert min(record.gap_s for record in tail_gaps(records)) > 5.0
+    assert [record.gap_s for record, _ in slow_gaps(records, MEDIANS)] == [9.0]  # 5.75 is the bound
+    assert min(record.gap_s for record, _ in tail_gaps(records, MEDIANS)) > 5.0
 
 
 def block(what: str, records: list[GapRecord]) -> Block:
