@@ -93,8 +93,8 @@ PROMISE_BUGS = (
     ),
     PlantedBug(
         CANCEL, "a disconnect is not watched", "services/router/edge/disconnect.py",
-        "waiting: set[asyncio.Future[Any]] = {worker, watcher, too_slow}",
-        "waiting: set[asyncio.Future[Any]] = {worker, too_slow}", "tests/unit/router tests/service/http",
+        "self._connection.on_lost = self._on_lost", "self._connection.on_lost = None",
+        "tests/unit/router tests/service/http",
     ),
     PlantedBug(
         LEASES, "a lease never ends", f"{HANDOFF}/kv_export.py",

@@ -62,8 +62,8 @@ SPECULATION_BUGS = (
         TREES,
         "a node in the kernel sees its siblings",
         "baton/model/kernels/src/attention.cpp",
-        "find_tile(tree.start + path[key + i - tree.start], 1, i);",
-        "find_tile(key + i, 1, i);",
+        "find_tile(tree.start + path[key + i - tree.start], 1, i, 0);",
+        "find_tile(key + i, 1, i, 0);",
         f"{TREE_MASKS}::test_the_kernels",
     ),
     PlantedBug(
