@@ -211,7 +211,7 @@ class WorkerRecord:
             self.id, self.role, self.incarnation, self.address, self.model, self.fingerprint, self.page_size,
             self.max_model_len, self.vocab_size, self.status, load, self.links, self.signature, self.budgets,
             self.text_digest, self.announcement, self.grammars, self.broken_links, self.capabilities, self.kernels,
-            self.modalities, self.processor, self.vision, self.page_bytes,
+            self.modalities, self.processor, self.vision, self.page_bytes, self.session_address,
         )  # fmt: skip
 
     @property
