@@ -111,5 +111,8 @@ def _pss_bytes(pid: int) -> int:
 
 def process_cpu_s(pid: int) -> float:
     """CPU seconds of all live threads of a process, with nanosecond resolution. Linux only; raises `OSError`."""
-    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
+    total_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+            total_ns += int((thread / "schedstat").read_text().split()[0])
+    return total_ns / 1e9

@@ -49,11 +49,11 @@ def test_units():
 
 
 def test_services_are_found_by_their_command_lines():
-    code = "import sys; print(flush=True); input()"
-    command = [sys.executable, "-c", code, "serve", "decode", "--port", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert service_processes(os.getpid()) == {"decode": process.pid}
-        process.stdin.close()
+    service = [sys.executable, "-c", "input()", "serve", "decode", "--port", "1"]
+    code = f"import subprocess, sys; one = subprocess.Popen({service}); print(one.pid, flush=True); one.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert service_processes(parent.pid) == {"decode": child}
+        parent.stdin.close()
