@@ -28,8 +28,8 @@ from baton.services.encode.scheduler import EncodeEffect, EncodeScheduler, GiveE
 from baton.services.prefill.media_gate import MediaGate
 from baton.services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from baton.services.router.dispatch.dispatcher import TokenDispatcher
-from baton.services.router.dispatch.placement.query import Avoided, PlacementQuery
-from baton.services.router.dispatch.reserve import PairReservation, Reserver, _Search
+from baton.services.router.dispatch.placement.query import Avoided
+from baton.services.router.dispatch.reserve import PairReservation, Reserver
 from baton.services.router.dispatch.tracked_request import TrackedRequest
 from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
@@ -250,27 +250,6 @@ class ForgetsPinnedModel(TokenDispatcher):
         super().__init__(*args, **kwargs)
         self._reserver = _IgnoresFingerprint(self._workers, self._aborts, self._limits.reserve, self._prefill)
         cast(Any, self._workers).has_model = lambda fingerprint, processor="": True
-
-
-class _FreeSearch(_Search):
-    __slots__ = ()
-
-    def query_at(self, now: float) -> PlacementQuery:
-        return replace(super().query_at(now), prefill=None)
-
-
-class _ForgetsWhereItBegan(Reserver):
-    def _start_if_room(self, search: Any, pair: Any, keys: Any) -> None:
-        super()._start_if_room(search, pair, keys)
-        search.__class__ = _FreeSearch
-
-
-class ForgetsWhereItBegan(TokenDispatcher):
-    """Names any prefill worker to decode, though another one has begun the prompt."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reserver = _ForgetsWhereItBegan(self._workers, self._aborts, self._limits.reserve, self._prefill)
 
 
 class DropsFingerprint(MemoryStore):

@@ -1,21 +1,45 @@
 """Prompts that start before their reservation, in simulated clusters: every end is drawn, and a wrong rule is found."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from baton.domain.ids import RequestId
+from baton.services.router.dispatch.dispatcher import TokenDispatcher
+from baton.services.router.dispatch.placement.query import PlacementQuery
+from baton.services.router.dispatch.reserve import Reserver, _Search
 from baton.telemetry.metrics import EARLY_PREFILLS_TOTAL
 from simulation.policies import CONFIG, PolicyClasses
 from simulation.report import describe
 from simulation.run import RunResult, run
 from simulation.scenario import BEGIN_S, ClientPlan, FaultPlan, Noise, Scenario, SimFaultKind
 from simulation.scenario_generator import generate_scenario
-from tests.simulation import planted_bugs
 
 OUTCOMES = ("reserved", "no_room", "ended")
 SEEDS = (2, 4, 8, 36)
 """Refused reservations, lost workers and cancelled requests beside a prompt that has started."""
+
+
+class _FreeSearch(_Search):
+    __slots__ = ()
+
+    def query_at(self, now: float) -> PlacementQuery:
+        return replace(super().query_at(now), prefill=None)
+
+
+class _ForgetsWhereItBegan(Reserver):
+    def _start_if_room(self, search: Any, pair: Any, keys: Any) -> None:
+        super()._start_if_room(search, pair, keys)
+        search.__class__ = _FreeSearch
+
+
+class ForgetsWhereItBegan(TokenDispatcher):
+    """Names any prefill worker to decode, though another one has begun the prompt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reserver = _ForgetsWhereItBegan(self._workers, self._aborts, self._limits.reserve, self._prefill)
 
 
 def num_early(outcome: str) -> float:
@@ -30,7 +54,7 @@ def test_early_prompts_get_room_find_none_and_end_otherwise():
 
 
 def test_an_attempt_of_two_prefill_workers_is_found():
-    policies = PolicyClasses(dispatcher=planted_bugs.ForgetsWhereItBegan)
+    policies = PolicyClasses(dispatcher=ForgetsWhereItBegan)
     violation = next(filter(None, (run(generate_scenario(seed), policies).violation for seed in range(20, 60))), None)
     assert violation is not None
     assert violation.rule == "I8"
