@@ -15,12 +15,8 @@ from baton.rpc.codec import decode_failure
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.request_metadata import Metadata, trace_context
+from baton.session.dialled_session import DialledSession
 from baton.session.dialler import SessionDialler
-from baton.session.lifecycle import ENDED_STATES, SessionState
-from baton.session.streams import StreamTable
-from baton.telemetry.series.session_series import SESSION_EVENTS_TOTAL
-
-RECONCILE_S = 10.0
 
 
 class LinkStream:
@@ -70,28 +66,11 @@ class LinkStream:
             self._waiter.set_result(None)
 
 
-class LinkSession:
+class LinkSession(DialledSession[LinkStream]):
     """`SessionOwner` of an importer. Its methods are those of `HandoffStub`, and raise `BatonError`."""
 
     def __init__(self, dialler: SessionDialler) -> None:
-        self._dialler = dialler
-        self._streams: StreamTable[LinkStream] = StreamTable()
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(RECONCILE_S, self._reconcile)
-        self.task = self._loop.create_task(dialler.run(self), name="link-session")
-        # A task that is cancelled before its first step runs no `finally` of its own.
-        self.task.add_done_callback(lambda _: self.on_ended("this process has ended the session"))
-
-    @property
-    def is_usable(self) -> bool:
-        """True until the session was lost or closed, or leaves."""
-        state = self._dialler.session.state
-        return state not in ENDED_STATES and state is not SessionState.LEAVING
-
-    @property
-    def other_version(self) -> bool:
-        """True if the exporter has refused the session because it speaks another protocol version."""
-        return self._dialler.other_version
+        super().__init__(dialler, "link-session")
 
     async def Hello(self, request: handoff_pb2.HelloRequest, timeout: float) -> handoff_pb2.HelloReply:
         """See handoff.proto."""
@@ -134,12 +113,6 @@ class LinkSession:
         self._dialler.pump.post(pb.StreamMessage(stream=number, link_request=request))
         return stream
 
-    def leave(self, reason: str) -> None:
-        """Ends the session as planned. `task` ends when the exporter has heard of it, or after `leave_s`."""
-        self._dialler.pump.leave(reason)
-        if self._dialler.session.state in ENDED_STATES:  # it may be within a dial
-            self.task.cancel()
-
     def apply(self, messages: list[pb.StreamMessage]) -> None:
         """See `SessionOwner`."""
         for message in messages:
@@ -149,12 +122,6 @@ class LinkSession:
                 case "ended":
                     if self._find(message.stream) is not None:
                         self._end(message.stream, decode_failure(message.ended.failure))
-
-    def on_ended(self, reason: str) -> None:
-        """See `SessionOwner`. All that was asked in it has lost its exporter."""
-        self._timer.cancel()
-        for stream in self._streams.close_all():
-            stream.end(WorkerLost(f"the session with a worker has ended: {reason}"))
 
     async def _ask(self, request: pb.LinkRequest, timeout: float) -> pb.LinkReply:
         stream = self.open(request)
@@ -181,25 +148,10 @@ class LinkSession:
         if kind != "event" or not reply.event.HasField("chunk"):
             self._end(number)
 
-    def _find(self, number: int) -> LinkStream | None:
-        stream = self._streams.get(number)
-        if stream is None:
-            SESSION_EVENTS_TOTAL.labels("late_message").inc()
-        return stream
-
     def _end(self, number: int, error: BatonError | None = None) -> None:
         stream = self._streams.close(number)
         if stream is not None:
             stream.end(error)
-
-    def _abort(self, number: int) -> None:
-        if self._streams.close(number) is not None:
-            self._dialler.pump.post(pb.StreamMessage(stream=number, abort=pb.Abort(reason="not wanted any more")))
-
-    def _reconcile(self) -> None:
-        """Tells the exporter what is open here. Both ends agree, unless one of them has a bug."""
-        self._timer = self._loop.call_later(RECONCILE_S, self._reconcile)
-        self._dialler.pump.post(pb.StreamMessage(reconcile=pb.Reconcile(streams=self._streams.numbers)))
 
 
 class _EventsInSession:

@@ -144,7 +144,7 @@ def _link_bug(name: str, file: str, before: str, after: str, tests: str) -> Plan
 
 LINK_SESSION_BUGS = (
     _link_bug(
-        "a lost session leaves its watches open", IMPORTER,
+        "a lost session leaves its watches open", "baton/session/dialled_session.py",
         'stream.end(WorkerLost(f"the session with a worker has ended: {reason}"))', "pass", BREAKS,
     ),
     _link_bug("a reply of another kind is taken", IMPORTER, "if kind != stream.kind:", "if False:", BREAKS),
