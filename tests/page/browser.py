@@ -64,8 +64,8 @@ async def watched_router(opened: Opener, **options: Any) -> AsyncIterator[tuple[
     async with live_router(**options) as own:
         pages: list[Any] = []
 
-        async def open_page(hash: str = "", **more: Any) -> Any:
-            pages.append(await opened(hash, url=own.url, **more))
+        async def open_page(hash: str = "", *, url: str = own.url, **more: Any) -> Any:
+            pages.append(await opened(hash, url=url, **more))
             return pages[-1]
 
         yield own, open_page

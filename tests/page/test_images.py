@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from baton.domain.media.identity import media_identity
-from tests.page.browser import Opener, ask, axe_violations
+from tests.page.browser import Opener, ask, axe_violations, watched_router
 from tests.service.cluster.live_router import LiveRouter, live_router
 from tests.unit.router.vision.pictures import coloured
 from tests.unit.router.vision.vision_models import load_vision_model, save_vision_model
@@ -91,8 +91,8 @@ async def test_images_are_chosen_pasted_and_dropped(opened: Opener, tmp_path: Pa
     save_vision_model(tmp_path)
     text, images = load_vision_model(tmp_path)
     chosen, pasted, dropped = map(coloured, ("red", "blue", "green"))
-    async with live_router(text=text, images=images, num_decode=1) as own:
-        page = await open_chat(opened, own)
+    async with watched_router(opened, text=text, images=images, num_decode=1) as (own, open_page):
+        page = await open_chat(open_page, own)
         await page.locator("[data-images]").set_input_files(
             {"name": "a.png", "mimeType": "image/png", "buffer": chosen}
         )

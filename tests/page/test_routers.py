@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.mock_workers import Hold, Phase, ScriptedAction
-from tests.page.browser import Opener, axe_violations
+from tests.page.browser import Opener, axe_violations, watched_router
 from tests.redis_server import running_redis
 from tests.service.cluster.live_router import live_router
 
@@ -16,8 +16,8 @@ async def test_requests_of_another_router_are_in_the_lanes(opened: Opener):
     from playwright.async_api import expect
 
     with running_redis() as server:
-        async with live_router(router_id="a", redis_url=server.url) as a:
-            page = await opened(url=a.url)
+        async with watched_router(opened, router_id="a", redis_url=server.url) as (_, open_page):
+            page = await open_page()
             async with live_router(router_id="b", redis_url=server.url, num_decode=1) as b:
                 decode = b.mock.decodes[0]
                 decode.script = [ScriptedAction(Phase.DECODE, Hold(), index=2)]

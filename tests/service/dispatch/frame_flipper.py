@@ -76,6 +76,7 @@ class FlippingProxy:
         self._frames = frames
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> int:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -89,12 +90,19 @@ class FlippingProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in list(self._writers):  # a task that never ran has closed none
+            await self._close(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         try:
             upstream = await asyncio.open_connection("127.0.0.1", self._port_of())
         except OSError:
-            writer.close()
+            await self._close(writer)
+            return
+        self._writers.add(upstream[1])
+        if self._server is None or not self._server.is_serving():  # stopped meanwhile
+            await asyncio.gather(self._close(writer), self._close(upstream[1]))
             return
         for source, sink, is_client in ((reader, upstream[1], True), (upstream[0], writer, False)):
             task = asyncio.create_task(self._forward(source, sink, is_client))
@@ -108,6 +116,10 @@ class FlippingProxy:
                     sink.write(head + (self.plan.apply(payload) if kind == self.plan.kind else payload))
                     await sink.drain()
         finally:
-            sink.close()
-            with suppress(OSError):
-                await sink.wait_closed()
+            await self._close(sink)
+
+    async def _close(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
