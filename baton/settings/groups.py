@@ -239,8 +239,8 @@ class WorkerSettings(WorkerProcessSettings):
     """host:port of page_port for other machines; default: the host of the gRPC address, and the bound port."""
 
     session_port: Port = 0
-    """Port at which routers open their sessions; 0 takes a free one. Routers that cannot reach it, and all routers
-    where certificates are set, open them through the gRPC port, at a higher cost a message."""
+    """Port at which routers, and workers that read pages here, open their sessions; 0 takes a free one. Those that
+    cannot reach it, and all where certificates are set, open them through the gRPC port, at a higher cost a message."""
 
     advertise_session_address: str | None = None
     """host:port of session_port for other machines; default: the host of the gRPC address, and the bound port."""

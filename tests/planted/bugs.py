@@ -14,7 +14,7 @@ from tests.planted.tables.page_connection_bugs import PAGE_CONNECTION_BUGS
 from tests.planted.tables.page_part_bugs import LATENT_BUGS, WINDOW_BUGS
 from tests.planted.tables.prefill_bugs import PREFILL_BUGS
 from tests.planted.tables.promise_bugs import PROMISE_BUGS
-from tests.planted.tables.session_bugs import LINK_SESSION_BUGS, SESSION_BUGS
+from tests.planted.tables.session_bugs import LINK_PORT_BUGS, LINK_SESSION_BUGS, SESSION_BUGS
 from tests.planted.tables.speculation_bugs import SPECULATION_BUGS
 from tests.planted.tables.tool_bugs import TOOL_BUGS
 
@@ -34,7 +34,8 @@ BUGS = (
     *EVENT_BUGS, *CONSTRAINT_BUGS,
     *WINDOW_BUGS, *LATENT_BUGS, *CHAIN_BUGS, *MEDIA_BUGS, *CHECKPOINT_BUGS, *CORE_BUGS,
     *LAYER_BUGS, *SOFTMAX_BUGS, *TOOL_BUGS, *SESSION_BUGS,
-    *LINK_SESSION_BUGS, *PAGE_CONNECTION_BUGS, *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS, *OVERLAP_BUGS,
+    *LINK_SESSION_BUGS, *LINK_PORT_BUGS, *PAGE_CONNECTION_BUGS, *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS,
+    *OVERLAP_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
         "given.add_error(name, field.meaning)", "pass",

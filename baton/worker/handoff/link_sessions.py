@@ -1,4 +1,7 @@
-"""The sessions of a worker with those whose pages it reads, one an exporter's process. Owned by one event loop."""
+"""The sessions of a worker with those whose pages it reads, one an exporter's process. Owned by one event loop.
+
+They are opened at the exporter's port of sessions, and by gRPC where it has none or cannot be reached there.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,21 @@ from baton.session.dialler import DialledPeer, SessionDialler
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire
 from baton.session.wires.wire import Wire
+from baton.session.wires.worker_wires import WorkerWires
 from baton.worker.handoff.link_session import LinkSession
 
 
 class LinkSessions:
     """Dials an exporter when it is first asked, and again when it is asked after its session was lost.
 
-    `id` and `incarnation`: of this worker.
+    `wire`: gRPC. `id` and `incarnation`: of this worker.
     """
 
     def __init__(
         self, wire: Wire, id: WorkerId, incarnation: Incarnation, trust: ClusterTrust = OPEN_CLUSTER,
         limits: SessionLimits | None = None,
     ) -> None:  # fmt: skip
-        self._wire = wire
+        self._wires = WorkerWires(wire, trust)
         self._id = id
         self._incarnation = incarnation
         self._trust = trust
@@ -40,12 +44,13 @@ class LinkSessions:
         """True if the worker is asked in a session. Others, and those of another protocol version, get calls."""
         return SESSION_LINKS in worker.capabilities and worker.incarnation not in self._other_version
 
-    def get(self, address: str, incarnation: Incarnation) -> LinkSession:
-        """The session with a worker, which is dialled if there is none."""
+    def get(self, address: str, incarnation: Incarnation, session_address: str = "") -> LinkSession:
+        """The session with a worker, which is dialled if there is none. `session_address`: as announced; "": none."""
         session = self._sessions.get(incarnation)
         if session is None or not session.is_usable:
             peer = DialledPeer(address, incarnation, self._id, self._incarnation, pb.SESSION_ROLE_WORKER)
-            session = self._make(SessionDialler(self._wire, self._trust, peer, self._limits))
+            wire = self._wires.get(address, incarnation, session_address)
+            session = self._make(SessionDialler(wire, self._trust, peer, self._limits))
             self._sessions[incarnation] = session
             self._running.add(session.task)
             session.task.add_done_callback(self._running.discard)
@@ -60,8 +65,9 @@ class LinkSessions:
             session.leave(reason)
 
     def retain(self, incarnations: Collection[Incarnation]) -> None:
-        """Forgets which workers speak another version, except `incarnations`."""
+        """Forgets which workers speak another version or were not reached at their ports, except `incarnations`."""
         self._other_version.intersection_update(incarnations)
+        self._wires.retain(incarnations)
 
     async def close(self) -> None:
         """Ends all sessions as planned; exporters hear of it, or `leave_s` passes."""
@@ -77,7 +83,7 @@ class LinkSessions:
 def open_link_sessions(
     wanted: bool, id: WorkerId, incarnation: Incarnation, trust: ClusterTrust, stack: AsyncExitStack
 ) -> LinkSessions | None:
-    """Sessions over gRPC that end with `stack`; None unless they are `wanted`."""
+    """Sessions that end with `stack`; None unless they are `wanted`."""
     if not wanted:
         return None
     wire = GrpcWire(trust)

@@ -77,7 +77,7 @@ class LinkIdentity:
 class PeerLink:
     """A worker that passed the probe. `path`: how its bytes move, as far as the transport can tell.
 
-    `in_session`: it is asked in a session, and not by calls.
+    `in_session`: it is asked in a session, and not by calls. `session_address`: see `WorkerRecord`.
     """
 
     record: LinkRecord
@@ -85,6 +85,7 @@ class PeerLink:
     path: str
     role: WorkerRole = WorkerRole.PREFILL
     in_session: bool = False
+    session_address: str = ""
 
 
 class PeerLinks:
@@ -146,7 +147,9 @@ class PeerLinks:
         record = link.record
         if link.in_session:
             self.get(record.prefill_id, record.prefill_incarnation)
-        return self._peers.get(link.address, record.prefill_incarnation, in_session=link.in_session)
+        return self._peers.get(
+            link.address, record.prefill_incarnation, in_session=link.in_session, session_address=link.session_address
+        )
 
     async def run(self) -> None:
         """Follows the registry until cancelled."""
@@ -255,7 +258,8 @@ class PeerLinks:
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
         self._links[worker.id] = link = PeerLink(
-            record, worker.address, self._puller.path(worker.id), worker.role, self._peers.in_session(worker)
+            record, worker.address, self._puller.path(worker.id), worker.role, self._peers.in_session(worker),
+            worker.session_address,
         )  # fmt: skip
         self._pulled[worker.id] = 0, 0
         self._failures.pop(worker.id, None)

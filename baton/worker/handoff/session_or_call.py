@@ -50,10 +50,12 @@ class PeerClients:
         """True if a worker is asked in a session."""
         return self._sessions is not None and self._sessions.serves(worker)
 
-    def get(self, address: str, incarnation: Incarnation, *, in_session: bool) -> HandoffPeer:
-        """What asks a worker."""
+    def get(
+        self, address: str, incarnation: Incarnation, *, in_session: bool, session_address: str = ""
+    ) -> HandoffPeer:
+        """What asks a worker. `session_address`: of its port for sessions, as announced; "": it has none."""
         if in_session and self._sessions is not None:
-            return self._sessions.get(address, incarnation)
+            return self._sessions.get(address, incarnation, session_address)
         return handoff_pb2_grpc.HandoffStub(self._channels.get(address, incarnation))
 
     def end(self, incarnation: Incarnation, reason: str) -> None:
@@ -70,7 +72,8 @@ class PeerClients:
         self, worker: WorkerRecord, request: handoff_pb2.HelloRequest, *, optional: bool
     ) -> SourceInfo | None:
         """The memory and transport of a worker. None if it gives no pages and is `optional`. Raises `BatonError`."""
-        peer = self.get(worker.address, worker.incarnation, in_session=self.in_session(worker))
+        in_session, port = self.in_session(worker), worker.session_address
+        peer = self.get(worker.address, worker.incarnation, in_session=in_session, session_address=port)
         try:
             reply = await peer.Hello(request, timeout=HELLO_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

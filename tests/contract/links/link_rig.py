@@ -30,11 +30,12 @@ from baton.engine.handoff.export_commands import (
 from baton.engine.handoff.export_events import Seal
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
-from baton.rpc.server import ServerAuth, start_server
+from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.services.decode.handoff_client import HandoffClient
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire, SessionServicer, add_session_servicer
 from baton.session.wires.memory_wire import MemoryWire
+from baton.session.wires.socket_server import SessionEndpoint, SocketServer
 from baton.session.wires.wire import Wire, WireConnection
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.handoff_handlers import LinkConfig
@@ -48,7 +49,7 @@ from baton.worker.sessions.listener import listen_for_sessions
 from baton.worker.sessions.session_handlers import SessionHandlers
 
 WAIT_S = 10.0
-WAYS = ("calls", "session-memory", "session-grpc")
+WAYS = ("calls", "session-memory", "session-grpc", "session-socket")
 TRUST = ClusterTrust(b"secret" * 6)
 INCARNATION = Incarnation(77)
 LIMITS = SessionLimits(ping_s=0.2, silent_s=0.8, resume_s=0.8)
@@ -145,6 +146,7 @@ class LinkRig:
         self.servicer = HandoffServicer(terms, self.engine, self.handoffs, None)
         self.listener = listen_for_sessions(SessionHandlers(), TRUST, INCARNATION, 64, self.servicer.handlers)
         self.served: list[WireConnection] = []
+        self.socket: SocketServer | None = None
         self.channels = ChannelPool(TRUST)
         self.sessions = None
         if wire is not None:
@@ -164,7 +166,12 @@ class LinkRig:
         return self.link
 
     def stub(self, link: PeerLink) -> Any:
-        return self.stubs.get(link.address, link.record.prefill_incarnation, in_session=link.in_session)
+        return self.stubs.get(
+            link.address,
+            link.record.prefill_incarnation,
+            in_session=link.in_session,
+            session_address=link.session_address,
+        )
 
     def watch(self, id: AttemptId) -> asyncio.Task[None]:
         self.tasks.append(asyncio.create_task(self.client.watch(id, self.link)))
@@ -177,6 +184,11 @@ class LinkRig:
     async def serve(self, connection: WireConnection) -> None:
         self.served.append(connection)
         await self.listener.serve(connection)
+
+    @property
+    def wires(self) -> list[str]:
+        """What carries each connection that has come."""
+        return [connection.wire for connection in self.served]
 
     def reset(self) -> None:
         """Ends the newest connection."""
@@ -202,7 +214,10 @@ class LinkRig:
 
 @contextlib.asynccontextmanager
 async def link_rig(way: str, incarnation: Incarnation = INCARNATION) -> AsyncIterator[LinkRig]:
-    """A rig whose importer asks in `way`, and addresses `incarnation`. `rig.stop` ends the exporter."""
+    """A rig whose importer asks in `way`, and addresses `incarnation`. `rig.stop` ends the exporter.
+
+    By "session-socket" it has a port of sessions, `rig.socket`, and is reached by gRPC, too.
+    """
     if way == "session-memory":
         memory = MemoryWire()
         rig = LinkRig(memory, "here", incarnation)
@@ -212,7 +227,7 @@ async def link_rig(way: str, incarnation: Incarnation = INCARNATION) -> AsyncIte
         await rig.close()
         await memory.close()
         return
-    wire = GrpcWire(TRUST) if way == "session-grpc" else None
+    wire = None if way == "calls" else GrpcWire(TRUST)
     rig = LinkRig(wire, "", incarnation)
 
     def register(server: grpc.aio.Server) -> None:
@@ -222,8 +237,18 @@ async def link_rig(way: str, incarnation: Incarnation = INCARNATION) -> AsyncIte
     server = await start_server("127.0.0.1", 0, register, ServerAuth(INCARNATION, TRUST))
     rig.link = replace(rig.link, address=f"127.0.0.1:{server.port}")
     rig.stop = partial(server.stop, 0.0)
+    if way == "session-socket":
+        rig.socket = SocketServer(rig.serve, TRUST, INCARNATION, SessionEndpoint())
+        await rig.socket.start()
+        rig.link = replace(rig.link, session_address=rig.socket.address)
+        rig.stop = partial(_stop_both, rig.socket, server)
     yield rig
     await rig.close()
     await rig.stop()
     if wire is not None:
         await wire.close()
+
+
+async def _stop_both(socket: SocketServer, server: RunningServer) -> None:
+    await socket.close()
+    await server.stop(0.0)

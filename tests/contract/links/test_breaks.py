@@ -1,4 +1,4 @@
-"""A link session outlives its connections, and ends what is asked in it when it is lost. Over memory and over gRPC."""
+"""A link session outlives its connections, and ends what is asked in it when it is lost. Over every wire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.contract.links.test_handoffs import watched
 from tests.unit.worker.handoff.test_replaced_source import prefill_record
 
 
-@pytest.fixture(params=["session-memory", "session-grpc"])
+@pytest.fixture(params=["session-memory", "session-grpc", "session-socket"])
 async def rig(request: pytest.FixtureRequest) -> AsyncIterator[LinkRig]:
     async with link_rig(request.param) as made:
         yield made

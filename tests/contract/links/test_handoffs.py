@@ -1,4 +1,4 @@
-"""What an importer may ask an exporter: one suite by calls, in sessions over memory and in sessions over gRPC."""
+"""What an importer may ask an exporter: one suite by calls, and in sessions over memory, gRPC and sockets."""
 
 from __future__ import annotations
 

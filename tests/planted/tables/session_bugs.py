@@ -189,3 +189,44 @@ LINK_SESSION_BUGS = (
         "SESSION_LINKS in worker.capabilities and", "", LINK_SESSIONS,
     ),
 )  # fmt: skip
+
+PORTS = "tests/contract/links/test_ports.py"
+WIRES = "baton/session/wires/worker_wires.py"
+
+
+def _port_bug(name: str, file: str, before: str, after: str, tests: str = PORTS) -> PlantedBug:
+    return PlantedBug("links have sockets", name, file, before, after, tests)
+
+
+LINK_PORT_BUGS = (
+    _port_bug(
+        "a link forgets the port that its source announces", "baton/worker/handoff/links.py",
+        "            worker.session_address,\n        )", '            "",\n        )', LINK_SESSIONS,
+    ),
+    _port_bug(
+        "a link is greeted by gRPC", "baton/worker/handoff/session_or_call.py",
+        "in_session=in_session, session_address=port)", "in_session=in_session)", LINK_SESSIONS,
+    ),
+    _port_bug(
+        "an importer dials no port", "baton/worker/handoff/link_sessions.py",
+        "self._wires.get(address, incarnation, session_address)", 'self._wires.get(address, incarnation, "")',
+    ),
+    _port_bug("sessions are in clear beside certificates", WIRES, "None if trust.tls is not None else", ""),
+    _port_bug(
+        "a port that was not reached is forgotten with its session", WIRES,
+        "wire = self._reaching.get(incarnation)", "wire: Wire | None = None",
+    ),
+    _port_bug(
+        "ports of workers that left are kept", "baton/worker/handoff/link_sessions.py",
+        "self._wires.retain(incarnations)", "pass",
+    ),
+    _port_bug(
+        "a port that says nothing is dialled for ever", "baton/session/wires/socket_wire.py",
+        "if self._num_unanswered >= MAX_UNANSWERED:", "if False:",
+    ),
+    _port_bug(
+        "a port that is cut off ends the session", "baton/session/wires/socket_wire.py",
+        "with contextlib.suppress(LinkBroken):\n                return await self._by_socket",
+        "if True:\n                return await self._by_socket",
+    ),
+)  # fmt: skip

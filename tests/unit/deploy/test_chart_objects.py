@@ -142,7 +142,7 @@ def test_worker_ports_are_open_to_routers_and_workers_only(values):
             if role == "encode":
                 assert (ports, allowed) in (({"grpc"}, callers - {"decode"}), (set(), {"prefill"}))
             elif ports:
-                expected = {"grpc": callers, "pages": callers - {"router"}, "sessions": {"router"}}
+                expected = {"grpc": callers, "pages": callers - {"router"}, "sessions": callers}
                 assert allowed == expected[ports.pop()]
                 assert not ports
             else:

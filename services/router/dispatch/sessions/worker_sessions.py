@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 
-from baton.domain.ids import Incarnation, WorkerId, new_incarnation
+from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import SESSION_OPENS, SESSIONS, WorkerRecord
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
@@ -20,11 +19,8 @@ from baton.services.router.dispatch.sessions.worker_session import WorkerSession
 from baton.session.dialler import DialledPeer, SessionDialler
 from baton.session.session import SessionLimits
 from baton.session.wires.grpc_wire import GrpcWire
-from baton.session.wires.socket_wire import ReachingWire, SocketWire
 from baton.session.wires.wire import Wire
-from baton.telemetry.logs import get_logger
-
-log = get_logger()
+from baton.session.wires.worker_wires import WorkerWires
 
 
 class WorkerSessions:
@@ -34,13 +30,12 @@ class WorkerSessions:
         self, wire: Wire, id: str, incarnation: Incarnation, trust: ClusterTrust = OPEN_CLUSTER,
         limits: SessionLimits | None = None,
     ) -> None:  # fmt: skip
-        self._wire = wire
+        self._wires = WorkerWires(wire, trust)
         self._id = id
         self._incarnation = incarnation
         self._trust = trust
         self._limits = limits or SessionLimits()
         self._sessions: dict[Incarnation, WorkerSession] = {}
-        self._wires: dict[Incarnation, Wire] = {}  # they know which ports were not reached
         self._running: set[asyncio.Task[None]] = set()
 
     def serves(self, worker: WorkerRecord) -> bool:
@@ -74,7 +69,7 @@ class WorkerSessions:
         current = {worker.incarnation: worker for worker in workers if SESSIONS in worker.capabilities}
         for incarnation in self._sessions.keys() - current.keys():
             self._sessions.pop(incarnation).task.cancel()
-            del self._wires[incarnation]
+            self._wires.forget(incarnation)
         for incarnation in current.keys() - self._sessions.keys():
             self._dial(current[incarnation])
 
@@ -90,23 +85,12 @@ class WorkerSessions:
 
     def _dial(self, worker: WorkerRecord) -> WorkerSession:
         peer = DialledPeer(worker.address, worker.incarnation, self._id, self._incarnation)
-        wire = self._wires.setdefault(worker.incarnation, self._wire_to(worker))
+        wire = self._wires.get(worker.address, worker.incarnation, worker.session_address)
         session = WorkerSession(SessionDialler(wire, self._trust, peer, self._limits))
         self._sessions[worker.incarnation] = session
         self._running.add(session.task)
         session.task.add_done_callback(self._running.discard)
         return session
-
-    def _wire_to(self, worker: WorkerRecord) -> Wire:
-        if not worker.session_address or self._trust.tls is not None:
-            return self._wire
-        on_fallback = partial(_log_unreached, worker.id)
-        return ReachingWire(SocketWire(self._trust), self._wire, worker.session_address, on_fallback)
-
-
-def _log_unreached(worker: WorkerId, why: str) -> None:
-    hint = "Its sessions go through gRPC, at more CPU time."
-    log.warning("session_port_not_reached", worker=worker, why=why, hint=hint)
 
 
 @asynccontextmanager

@@ -11,18 +11,22 @@ import pytest
 
 from baton.domain.errors import LinkBroken, WorkerLost
 from baton.domain.ids import Incarnation, WorkerId
-from baton.domain.worker import SESSION_LINKS
+from baton.domain.trust import OPEN_CLUSTER
+from baton.domain.worker import SESSION_LINKS, WorkerRecord
 from baton.engine.mailbox import Mailbox
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import handoff_pb2
 from baton.services.decode.commands import DecodeCommand
 from baton.session.wires.memory_wire import MemoryWire
+from baton.session.wires.socket_server import SessionEndpoint, SocketServer
+from baton.session.wires.wire import WireConnection
 from baton.worker.handoff.link_session import LinkSession
 from baton.worker.handoff.link_sessions import LinkSessions
 from baton.worker.handoff.links import PeerLinks
 from baton.worker.handoff.session_or_call import PeerClients
 from tests.unit.worker.handoff.test_replaced_source import ID, Puller, Registry, make_links, prefill_record
 
+WAIT_S = 10.0
 ONE = Incarnation(1)
 NEW, OLD = replace(prefill_record(1), capabilities=(SESSION_LINKS,)), prefill_record(1)
 
@@ -115,6 +119,45 @@ def test_a_hello_that_fails_leaves_no_session(monkeypatch: pytest.MonkeyPatch):
         (broken,) = links.broken()
         assert "session" in broken.reason
         assert not sessions._sessions
+
+    with_links(check)
+
+
+async def asked(ask: Callable[[WorkerRecord], Awaitable[None]]) -> None:
+    """Checks that `ask` dials the port that a worker announces."""
+    come: asyncio.Queue[WireConnection] = asyncio.Queue()
+    server = SocketServer(come.put, OPEN_CLUSTER, Incarnation(5), SessionEndpoint())
+    await server.start()
+    await ask(replace(NEW, incarnation=Incarnation(5), session_address=f"127.0.0.1:{server.port}"))
+    async with asyncio.timeout(WAIT_S):
+        await come.get()
+    await server.close()
+
+
+def test_a_worker_is_greeted_at_the_port_that_it_announces():
+    async def check(links: PeerLinks, registry: Registry, sessions: LinkSessions) -> None:
+        greeting: list[asyncio.Task[Any]] = []
+
+        async def greet(worker: WorkerRecord) -> None:
+            hello = links._peers.hello(worker, handoff_pb2.HelloRequest(), optional=False)
+            greeting.append(asyncio.create_task(hello))
+
+        await asked(greet)
+        await sessions.close()
+        with pytest.raises(WorkerLost):
+            await greeting[0]
+
+    with_links(check)
+
+
+def test_a_link_is_asked_at_the_port_that_its_source_announces():
+    async def check(links: PeerLinks, registry: Registry, sessions: LinkSessions) -> None:
+        async def link(worker: WorkerRecord) -> None:
+            registry.present = [worker]
+            await links.run()
+            links.stub(links.get(ID, worker.incarnation))
+
+        await asked(link)
 
     with_links(check)
 
