@@ -139,6 +139,7 @@ class Scenario:
     equal time.
     `host_write`: what prefill workers copy into their host tiers; None: they have none.
     `sessions`: routers and workers talk in sessions. `link_sessions`: workers with each other. `scheduling`: the rest.
+    `session_ports`: workers have ports of sessions, which some links cannot reach for a while.
     `images`: the model is served with images. `num_encoders`: encode workers. `towers`: prefill workers encode, too.
     `media_bytes`: bound of each worker's store of images. `fits`: workers announce step-time fits, wrong ones too.
     `num_window_slots`: of each prefill worker for pages' window parts; None: pages have none.
@@ -167,6 +168,7 @@ class Scenario:
     host_write: TierWrite | None = None
     sessions: bool = False
     link_sessions: bool = False
+    session_ports: bool = False
     images: bool = False
     num_encoders: int = 0
     towers: bool = True

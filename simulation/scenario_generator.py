@@ -37,6 +37,8 @@ GIVING_SHARE = 0.5
 SESSIONS_SHARE = 0.5
 """Of the scenarios: those in which routers and workers talk in sessions, and, drawn apart, those in which workers do so
 with each other; in the others in calls."""
+PORTS_SHARE = 0.5
+"""Of the scenarios: those in which workers have ports of sessions; in the others gRPC carries all sessions."""
 FITS_SHARE = 0.5
 """Of the scenarios that do not mostly fail routers: those in which workers announce step-time fits."""
 TENANTS = ("", "", "a", "b")
@@ -99,6 +101,7 @@ def generate_scenario(seed: int) -> Scenario:
         draft_trees=drafts and Random(f"draft trees {seed}").random() < 0.5,
         sessions=Random(f"sessions {seed}").random() < SESSIONS_SHARE,
         link_sessions=Random(f"link sessions {seed}").random() < SESSIONS_SHARE,
+        session_ports=Random(f"ports of sessions {seed}").random() < PORTS_SHARE,
         host_write=_host_write(Random(f"host tier {seed}"), scenario),
         fits=seed % 10 not in ROUTER_SEEDS and Random(f"fits {seed}").random() < FITS_SHARE,
         equal_steps=seed % 10 not in ROUTER_SEEDS and Random(f"equal steps {seed}").random() < 0.5,

@@ -82,6 +82,7 @@ from simulation.runtime.page_memory import SimMemory, leading_parts, sim_cache
 from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
+from simulation.runtime.session_ports import session_address
 from simulation.runtime.session_wire import SimWire
 from simulation.runtime.step_time import ScriptedStepTime, attentive
 from simulation.scenario import VOCAB_SIZE, SimFaultKind
@@ -104,6 +105,7 @@ class SimDecode:
         if scenario.fits:
             self._fits = AnnouncedFits(Random(f"fits {scenario.seed} {process.name}"), scenario.mean_step_s)
         self._fingerprint = model_fingerprint(version)
+        self._session_address = session_address(process.name, scenario.session_ports)
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
@@ -288,6 +290,7 @@ class SimDecode:
             capabilities=(*CAPABILITIES, *ALL_IN_SESSIONS, *((SESSION_LINKS,) if self._gives_pages else ())),
             budgets=self._loop.budgets(),
             modalities=(TEXT, IMAGE) if self._has_images else (TEXT,),
+            session_address=self._session_address,
         )
 
     def _pulled(self, event: PullEvent) -> None:

@@ -11,6 +11,7 @@ from baton.worker.handoff.link_sessions import LinkSessions
 from simulation.nodes.environment import SimEnvironment
 from simulation.runtime.network import SimNetwork
 from simulation.runtime.process import SimProcess
+from simulation.runtime.session_ports import sim_wires
 from simulation.runtime.session_wire import SimWire
 
 _NOTED = ("watch", "open_export", "commit", "abort")
@@ -26,6 +27,7 @@ class SimLinkSessions(LinkSessions):
 
     def __init__(self, network: SimNetwork, process: SimProcess) -> None:
         super().__init__(SimWire(network, process), WorkerId(process.name), process.incarnation)
+        self._wires = sim_wires(network, process)
         self._network, self._name = network, process.name
 
     def _make(self, dialler: SessionDialler) -> LinkSession:

@@ -71,6 +71,7 @@ from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory, sim_cache
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
+from simulation.runtime.session_ports import session_address
 from simulation.runtime.session_wire import SimWire
 from simulation.runtime.step_time import ScriptedStepTime, attentive
 from simulation.scenario import VOCAB_SIZE, Scenario
@@ -93,6 +94,7 @@ class SimPrefill:
         if scenario.fits:
             self._fits = AnnouncedFits(Random(f"fits {scenario.seed} {process.name}"), scenario.mean_step_s)
         self._plan, self._mean_step_s = plan, scenario.mean_step_s
+        self._session_address = session_address(process.name, scenario.session_ports)
         self._fingerprint = model_fingerprint(version)
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
@@ -304,6 +306,7 @@ class SimPrefill:
             modalities=(TEXT,) if self._vision is None else (TEXT, IMAGE),
             processor="" if self._vision is None else PROCESSOR,
             vision="" if self._vision is None else FINGERPRINT,
+            session_address=self._session_address,
         )
 
     def _on_command(self, command: PrefillCommand) -> None:

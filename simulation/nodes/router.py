@@ -46,6 +46,7 @@ from simulation.policies import CONFIG, MODEL, PolicyClasses
 from simulation.runtime.grpc_calls import SimChannels
 from simulation.runtime.network import Endpoint, SimNetwork
 from simulation.runtime.process import SimProcess
+from simulation.runtime.session_ports import sim_wires
 from simulation.runtime.session_wire import SimWire
 from simulation.scenario import MAX_CHOICES, Scenario
 
@@ -86,6 +87,7 @@ class SimSessions(WorkerSessions):
     def __init__(self, network: SimNetwork, process: SimProcess) -> None:
         name = process.name
         super().__init__(SimWire(network, process), f"{name}/{process.incarnation:x}", process.incarnation)
+        self._wires = sim_wires(network, process)
         self._note = network.trace.note
         self._name = name
 

@@ -152,7 +152,7 @@ class SimNetwork:
     """All links and hosts of a run."""
 
     def __init__(self, seed: int, noise: Noise, trace: Trace) -> None:
-        self._seed = seed
+        self.seed = seed
         self._noise = noise
         self._links: dict[tuple[str, str], SimLink] = {}
         self._is_calm = False
@@ -165,8 +165,8 @@ class SimNetwork:
         link = self._links.get(ends)
         if link is None:
             link = self._links[ends] = SimLink(
-                Random(f"{self._seed} {ends}"),
-                Random(f"{self._seed} {ends} late"),
+                Random(f"{self.seed} {ends}"),
+                Random(f"{self.seed} {ends} late"),
                 self._noise,
                 partial(self._late, f"{ends[0]}|{ends[1]}"),
             )

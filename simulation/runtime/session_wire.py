@@ -133,6 +133,11 @@ class SimConnection:
             at = max(self._loop.time() + self._call.link.delay_s(self._loop.time()), self._last_arrival_s + TICK_S)
             self._loop.call_at(at, self.peer.end)
 
+    def break_off(self, why: str) -> None:
+        """Ends the connection at both ends at once. Idempotent."""
+        if not self._ended:
+            self._call.on_connection_lost(why)
+
     def deliver(self, data: bytes) -> None:
         """A message of the other end arrives."""
         if not self._ended:

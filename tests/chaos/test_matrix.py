@@ -14,6 +14,7 @@ from chaos.harness import ChaosHarness
 from chaos.matrix import Cell, prepare, run_cell
 from chaos.phases import RequestPhase
 from chaos.testbed.cluster import ClusterShape, running_cluster
+from chaos.testbed.metrics import ProcessMetrics
 from tests.redis_server import require_redis
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -37,6 +38,8 @@ CELLS = (
     Cell(RequestPhase.SEALED, ClusterFault.CORRUPT_SOURCE),
     Cell(RequestPhase.DECODING, ClusterFault.SILENT_CLIENTS),
     Cell(RequestPhase.DECODING, ClusterFault.FLIP_MESSAGES),
+    Cell(RequestPhase.PREFILLING, ClusterFault.FLIP_MESSAGES),
+    Cell(RequestPhase.PREFILLING, ClusterFault.RESET_WORKERS),
     Cell(RequestPhase.QUEUED, ClusterFault.STRANGE_RECORDS),
     Cell(RequestPhase.STREAMING, ClusterFault.STOP_ROUTER, ClusterFault.EMPTY_REDIS),
 )
@@ -53,14 +56,23 @@ async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cha
 
 
 async def test_sessions_have_sockets_behind_proxies(harness: ChaosHarness) -> None:
-    """Comes first: a fault of a link between router and worker concerns what the session says there."""
+    """Comes first: a fault of a link between two processes concerns what a session says there."""
     cluster = harness.cluster
-    workers = cluster.names("prefill", "decode")
+    workers, routers = cluster.names("prefill", "decode"), cluster.names("router")
+    links = {(w.id, link.prefill_id) for w in await cluster.store.workers() for link in w.links}
+    assert links >= {(d, p) for d in cluster.names("decode") for p in cluster.names("prefill")}
     passed = cluster.network.session_messages()
-    assert {pair for pair in passed if passed[pair]} == {(r, w) for r in cluster.names("router") for w in workers}
+    assert {pair for pair in passed if passed[pair]} == links | {(r, w) for r in routers for w in workers}
     for metrics in (await cluster.all_metrics("router")).values():
-        carried = {wire: metrics.sum("baton_session_connections", wire=wire) for wire in ("socket", "grpc")}
-        assert carried == {"socket": len(workers), "grpc": 0}
+        assert carried(metrics) == {"socket": len(workers), "grpc": 0}
+    for name, metrics in (await cluster.all_metrics("prefill", "decode")).items():
+        num_links = sum(name in link for link in links)
+        assert carried(metrics) == {"socket": len(routers) + num_links, "grpc": 0}, "of routers, readers and sources"
+
+
+def carried(metrics: ProcessMetrics) -> dict[str, float]:
+    """Connections of sessions by what they are."""
+    return {wire: metrics.sum("baton_session_connections", wire=wire) for wire in ("socket", "grpc")}
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

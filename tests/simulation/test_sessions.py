@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 from simulation.run import run
+from simulation.runtime.session_ports import CLOSED
 from simulation.scenario_generator import generate_scenario
 
 FAULTY_SEEDS = (14, 16, 28, 29, 44, 46, 53, 55)
@@ -69,3 +70,27 @@ def test_sessions_carry_all_handoffs_and_their_connections_break():
     assert num_broken >= len(FAULTY_SEEDS), "connections between workers break"
     assert all(asked[kind] > 2 * len(FAULTY_SEEDS) for kind in LINK_REQUESTS)
     assert not LINK_CALLS & asked.keys(), "no handoff has a call of its own"
+
+
+def test_half_of_the_seeds_are_drawn_with_ports_of_sessions():
+    num = sum(generate_scenario(seed).session_ports for seed in range(200))
+    assert 80 < num < 120
+
+
+def test_ports_of_sessions_close_between_all_processes():
+    """Diallers go to gRPC meanwhile, open sessions included: a port alone loses none, and ends no request."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for seed in range(0, 80, 10):
+        scenario = replace(
+            generate_scenario(seed).without_faults(), sessions=True, link_sessions=True, session_ports=True
+        )
+        result = run(scenario)
+        assert result.violation is None
+        outcomes = {outcome.split(" ", 1)[1].strip() for outcome in result.outcomes}
+        assert outcomes <= {"finished", "hung up"}, result.outcomes
+        for entry in result.trace.entries:
+            assert "state=lost" not in entry.text, entry
+            for text in (f"Session -x {CLOSED}", CLOSED, "log session_port_not_reached"):
+                seen[text, entry.source.partition("-")[0]] += text in entry.text
+    for text in (f"Session -x {CLOSED}", CLOSED, "log session_port_not_reached"):
+        assert all(seen[text, dialler] >= 2 for dialler in ("router", "decode")), (text, seen)

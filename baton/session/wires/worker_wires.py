@@ -5,7 +5,8 @@ Used by routers, and by workers that read pages of others. Owned by one event lo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from functools import partial
 
 import structlog
@@ -22,12 +23,19 @@ class WorkerWires:
     """The wires to workers. They know which ports were not reached, so one lasts longer than a session.
 
     `grpc` carries the sessions with workers that announce no port, and all of them where `trust` has certificates:
-    nothing is encrypted at a port.
+    nothing is encrypted at a port. `socket` connects to ports; None: a `SocketWire`.
     """
 
-    def __init__(self, grpc: Wire, trust: ClusterTrust = OPEN_CLUSTER) -> None:
+    def __init__(
+        self,
+        grpc: Wire,
+        trust: ClusterTrust = OPEN_CLUSTER,
+        socket: Wire | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._grpc = grpc
-        self._socket = None if trust.tls is not None else SocketWire(trust)
+        self._socket = None if trust.tls is not None else socket or SocketWire(trust)
+        self._clock = clock
         self._reaching: dict[Incarnation, Wire] = {}
 
     def get(self, address: str, incarnation: Incarnation, session_address: str) -> Wire:
@@ -37,7 +45,8 @@ class WorkerWires:
         wire = self._reaching.get(incarnation)
         if wire is None:
             on_fallback = partial(_log_unreached, address)
-            wire = self._reaching[incarnation] = ReachingWire(self._socket, self._grpc, session_address, on_fallback)
+            wire = ReachingWire(self._socket, self._grpc, session_address, on_fallback, self._clock)
+            self._reaching[incarnation] = wire
         return wire
 
     def forget(self, incarnation: Incarnation) -> None:
