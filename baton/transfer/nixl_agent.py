@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.domain.errors import LinkBroken
 from baton.settings.ucx import open_report, prepare_environment, read_report
@@ -27,6 +28,10 @@ _BACKEND = "UCX"
 _LOCAL = "NIXL_INIT_AGENT"
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 _config_lock = threading.Lock()
+
+
+Items = NDArray[np.int32]
+"""Positions in a prepared list."""
 
 
 class ReadState(enum.Enum):
@@ -122,12 +127,10 @@ class NixlAgent:
         """Prepared list of the whole items of several of a peer's regions, one region after another."""
         return self._prepare_rows(peer, regions)
 
-    def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Any:
-        """Prepares a read of `remote_pages` into `local_pages`, pairwise; `post` starts it."""
+    def read(self, local: Any, local_pages: Items, remote: Any, remote_pages: Items) -> Any:
+        """Prepares a read of `remote_pages` into `local_pages`, pairwise; `post` starts it. Both [num_items]."""
         with self._as_link_broken("read refused"):
-            return self._agent.make_prepped_xfer(
-                "READ", local, np.asarray(local_pages, np.int32), remote, np.asarray(remote_pages, np.int32)
-            )
+            return self._agent.make_prepped_xfer("READ", local, local_pages, remote, remote_pages)
 
     def post(self, read: Any) -> ReadState:
         """Starts a read. Over CMA (same host) this call copies all bytes."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import structlog
 
 from baton.domain.errors import LinkBroken
@@ -25,7 +26,7 @@ from baton.kv.windows.memory import WindowedMemory
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import MemoryRegion, Pull, SourceInfo, region_of, window_region_of
 from baton.transfer.digest import wrong_positions
-from baton.transfer.nixl_agent import NixlAgent, ReadState
+from baton.transfer.nixl_agent import Items, NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
 
 MAX_POST_BYTES = 16 * 1024 * 1024
@@ -276,7 +277,8 @@ class NixlMover:
         local_pages, remote_pages = pull.local_pages[part], pull.remote_pages[part]
         if pull.num_parts is not None or (self._windows is None and link.windows is None):
             local, remote = self._prepared(link, pull.page_bytes(self._memory))
-            return self._agent.read(local, local_pages, remote, remote_pages)
+            items = _by_address(local_pages, remote_pages)
+            return self._agent.read(local, items[0], remote, items[1])
         local, remote = self._prepared_halves(link)
         slots = self._memory.slot_of if isinstance(self._memory, WindowedMemory) else range(self._region.num_pages)
         ours = [slots[page] for page in local_pages]
@@ -288,7 +290,8 @@ class NixlMover:
             [*pages, *(edge + slot for slot in windows)]
             for pages, windows, edge in zip((local_pages, remote_pages), (ours, theirs), edges, strict=True)
         ]
-        return self._agent.read(local, both[0], remote, both[1])
+        items = _by_address(*both)
+        return self._agent.read(local, items[0], remote, items[1])
 
     def _prepared_halves(self, link: _Link) -> tuple[Any, Any]:
         """The prepared lists of pages up to their window parts, and then of these, wherever they lie."""
@@ -357,3 +360,14 @@ class NixlMover:
             for transfer in self._transfers
             if transfer.num_reads == 0 and (transfer.stopped or not transfer.has_unposted)
         )
+
+
+def _by_address(local: Sequence[int], remote: Sequence[int]) -> tuple[Items, Items]:
+    """The same pairs of items in ascending order of the remote ones. Both [num_items].
+
+    NIXL joins neighbours of a list that are neighbours in both memories; every other item costs a call of the kernel.
+    Free lists give pages in descending order.
+    """
+    ours, theirs = np.asarray(local, np.int32), np.asarray(remote, np.int32)
+    order = theirs.argsort(kind="stable")
+    return ours[order], theirs[order]

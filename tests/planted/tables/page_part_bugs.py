@@ -122,6 +122,14 @@ WINDOW_BUGS = (
     ),
     PlantedBug(
         WINDOWS,
+        "items of a post are ordered on one side only",
+        "baton/transfer/nixl_mover.py",
+        "return ours[order], theirs[order]",
+        "return ours, theirs[order]",
+        "tests/unit/transfer/test_nixl_mover.py",
+    ),
+    PlantedBug(
+        WINDOWS,
         "what a page of a step has not filled keeps the values of the slot's last page",
         "baton/model/attention/window_slots.py",
         "storage.clear_windows(step.of(is_apart=True).partial_pages)",

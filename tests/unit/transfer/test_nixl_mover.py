@@ -13,7 +13,7 @@ from baton.kv.memory import MemoryKind, PageMemory
 from baton.transfer.active_pull import ActivePull
 from baton.transfer.base import MemoryRegion, Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
-from baton.transfer.nixl_agent import NixlAgent, ReadState
+from baton.transfer.nixl_agent import Items, NixlAgent, ReadState
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
 from baton.transfer.nixl_mover import LATE_POLL_S, MAX_POSTS_PER_LINK, NixlMover
 from tests.staged_memory import staged_memory
@@ -26,8 +26,8 @@ PAGES_PER_POST = 4
 
 
 class Read:
-    def __init__(self, local: Sequence[int], remote: Sequence[int]) -> None:
-        self.local, self.remote = list(local), list(remote)
+    def __init__(self, local: Items, remote: Items) -> None:
+        self.local, self.remote = local.tolist(), remote.tolist()
         self.state = ReadState.IN_PROGRESS
         self.released = False
 
@@ -64,7 +64,7 @@ class ScriptedAgent:
     def remove_peer(self, name: str) -> None:
         self.peers.remove(name)
 
-    def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Read:
+    def read(self, local: Any, local_pages: Items, remote: Any, remote_pages: Items) -> Read:
         self.reads.append(Read(local_pages, remote_pages))
         return self.reads[-1]
 
@@ -238,6 +238,19 @@ def test_positions_of_corrupt_pages_count_from_the_start_of_the_pull(world):
     world.turns()
     assert world.outcomes() == [PullOutcome.CORRUPT]
     assert world.events[0].corrupt == tuple(range(9))
+
+
+def test_pages_of_a_post_are_read_in_the_order_of_their_addresses(world):
+    """Neighbours in both memories are one copy then. Positions are still those of the pull."""
+    local, remote = page_ids([9, 8, 7, 3, 2, 30]), page_ids([21, 20, 19, 4, 39, 38])
+    good = digest_pages(world.memory, local)
+    wrong = [digest ^ (position == 1) for position, digest in enumerate(good)]
+    pull = Pull(0, PREFILL, remote, local, wrong, 10.0)
+    world.mover.start(ActivePull(pull, world.now, world.events.append, lambda: world.now))
+    world.turns(ReadState.DONE)
+    pairs = [list(zip(read.remote, read.local, strict=True)) for read in world.agent.reads]
+    assert pairs == [[(4, 3), (19, 7), (20, 8), (21, 9)], [(38, 30), (39, 2)]]
+    assert world.events[0].corrupt == (1,)
 
 
 def test_a_path_is_what_ucx_reports_after_the_first_read(world):
