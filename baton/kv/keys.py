@@ -59,11 +59,13 @@ def page_extras(start: int, end: int, media: Sequence[MediaSpan]) -> bytes:
     return b"".join(extras)
 
 
-def page_keys(tokens: Sequence[int], page_size: int, salt: str, media: Sequence[MediaSpan] = ()) -> list[PageKey]:
-    """Keys of all full pages of `tokens`, in order."""
-    keys: list[PageKey] = []
-    parent = root_key(salt)
-    for start in range(0, len(tokens) - page_size + 1, page_size):
+def page_keys(
+    tokens: Sequence[int], page_size: int, salt: str, media: Sequence[MediaSpan] = (), known: Sequence[PageKey] = ()
+) -> list[PageKey]:
+    """Keys of all full pages of `tokens`, in order. `known`: those of its first pages, which are not computed again."""
+    keys = list(known)
+    parent = keys[-1] if keys else root_key(salt)
+    for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
         end = start + page_size
         parent = next_key(parent, tokens[start:end], page_extras(start, end, media) if media else b"")
         keys.append(parent)

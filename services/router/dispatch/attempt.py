@@ -111,6 +111,7 @@ class Attempt:
                 self._aborts.send(self._request.id, worker, self._abort_reason)
         for undo in self._undo:
             undo()
+        self._undo = []  # they refer to this attempt: without them it is freed at once, not by the garbage collector
         if self._prefill is not None:
             self._prefill.close()
         self._workers.on_ended(self._request.id)
@@ -287,7 +288,8 @@ class Attempt:
             self._abort_reason = None
             self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
             decode, request = self._pair.decode, self._tracked.engine_request()
-            keys = page_keys(request.tokens[:-1], decode.page_size, request.salt, request.media)  # the last has no KV
+            known, with_kv = self._reservation.keys, request.tokens[:-1]  # the last one has no KV
+            keys = page_keys(with_kv, decode.page_size, request.salt, request.media, known)
             self._workers.add_cached_pages(decode, keys)
         return chunk if scores is None else self._with_scores(chunk, scores)
 

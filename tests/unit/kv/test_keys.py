@@ -117,3 +117,15 @@ def test_a_prompt_without_spans_has_the_keys_of_text(prompt: tuple[list[int], li
 def test_a_token_outside_32_bits_is_refused():
     with pytest.raises(OverflowError):
         page_keys([-1, 2], 2, "")
+
+
+@REPEATABLE_SETTINGS
+@given(prompt=PROMPTS, data=st.data())
+def test_known_keys_are_continued_as_if_computed(prompt, data):
+    tokens, media = prompt
+    keys = page_keys(tokens, 2, "", media)
+    known = keys[: data.draw(st.integers(0, len(keys)))]
+    assert page_keys(tokens, 2, "", media, known) == keys
+    if known:
+        marked = [*known[:-1], root_key("other")]
+        assert page_keys(tokens, 2, "", media, marked)[: len(known)] == marked  # taken, not computed again

@@ -116,9 +116,9 @@ class ScriptedWorkers:
     def decode_stub(self, record: object) -> Any:
         return type("Stub", (), {"Generate": lambda _, request, **options: self.decode})()
 
-    def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], object]:
         self.lost[incarnation] = on_lost
-        return lambda: None
+        return lambda: self.lost.pop(incarnation, on_lost)
 
     def suspect(self, record: Any, reason: object, id: AttemptId, refuses: bool = False) -> None:
         self.suspected.append(record.role.value)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from baton.domain.errors import DeadlineExceeded
+from baton.domain.request import FinishReason
 from baton.rpc.gen import session_pb2
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource
 from baton.services.router.generation import TokenChunk
-from tests.unit.router.dispatch.test_attempt import IMPORTED, PAIR, Running, chunk, running, sealed
+from tests.unit.router.dispatch.test_attempt import IMPORTED, PAIR, Running, chunk, running, sealed, tokens
 
 DEADLINE_S = 60.0
 
@@ -93,3 +96,18 @@ async def test_a_lost_worker_ends_a_read_that_takes_rows():
         with pytest.raises(AttemptFailure, match="decode restarted"):
             await reading
         assert taken == []
+
+
+async def test_an_ended_attempt_is_freed_without_garbage_collection():
+    gc.collect()
+    gc.disable()
+    try:
+        async with running() as r:
+            r.workers.prefill.send(sealed())
+            r.workers.decode.send(IMPORTED, tokens(1, finish=FinishReason.STOP))
+            await r.chunks(2)
+            attempt = weakref.ref(r.attempt)
+        del r
+        assert attempt() is None
+    finally:
+        gc.enable()
