@@ -56,7 +56,7 @@ from baton.services.router.vision.image_model import ImageModel, read_image_mode
 from baton.settings.base import SettingsError
 from baton.settings.groups import MIB
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
-from baton.settings.process import freeze_gc
+from baton.settings.process import MANY_YOUNG_OBJECTS, freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
 from baton.store.connect import connect
 from baton.store.durability import DurabilityWatcher
@@ -132,7 +132,7 @@ async def serve(settings: RouterSettings) -> int:
         images = await asyncio.to_thread(read_image_model, directory, text.added_token, text.encode)
         if images.reason:
             log.warning("images_not_served", why=images.reason)
-        freeze_gc()
+        freeze_gc(MANY_YOUNG_OBJECTS)
         options = replace(store_options(settings), text_digest=text.digest)
         store = await connect(settings.redis_url, options, read_trust(settings), check=False)
         with shutdown_event() as stop:

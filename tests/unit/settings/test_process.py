@@ -44,6 +44,16 @@ def test_frozen_objects_are_not_collected_and_later_garbage_is():
     assert run.stdout.split() == ["False", "True", "1"]
 
 
+def test_a_service_may_collect_young_objects_less_often():
+    program = (
+        "import gc; from baton.settings.process import freeze_gc; before = gc.get_threshold();"
+        "freeze_gc(); print(gc.get_threshold() == before);"
+        "freeze_gc(5000); print(gc.get_threshold() == (5000, *before[1:]))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == ["True", "True"]
+
+
 def ended(program: str, *, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", f"import sys; from baton.settings.process import end_process; {program}"]
     environment = child_environment({"PYTHONUNBUFFERED": ""})  # what is written waits for the end
