@@ -44,7 +44,8 @@ class LeanDecoder:
         self._backend = backend
         self._ops = ops
         self.max_positions = max_positions
-        tables = {id(rope): rope.table(max_positions) for rope in model.ropes}
+        ropes = {id(rope): rope for rope in model.ropes}
+        tables = {number: rope.table(max_positions) for number, rope in ropes.items()}
         self._ropes = [tables[id(rope)] for rope in model.ropes]
         self._scale = _embedding_scale(model)
         axes, device = model.feature_axes, model.embedding.device

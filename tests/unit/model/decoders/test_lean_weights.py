@@ -15,12 +15,14 @@ from torch import nn
 from baton.model.attention import hf_hook
 from baton.model.attention.layers import observe_layers
 from baton.model.decoders import lean_weights
+from baton.model.decoders.lean import LeanDecoder
 from baton.model.decoders.lean_spec import LeanSpec, lean_spec
 from baton.model.decoders.lean_weights import GatedFeedForward, LeanModel, Rope, make_lean_model
 from baton.model.errors import UnsupportedModel
 from baton.model.linears.linear import Linear, make_linear
 from baton.model.linears.packing import WeightLayout, choose_packer
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
+from baton.model.storage import PageStorage
 from tests import tiny_models
 from tests.tiny_models import small_shape
 
@@ -180,3 +182,21 @@ def test_a_tied_head_is_packed_and_the_embedding_stays_plain(tmp_path: Path):
     assert loaded.report.weights.num_matrices == 3 * 4 + 1
     assert loaded.report.check.passed
     assert torch.equal(lean_body(loaded).embedding, plain.embedding)
+
+
+@pytest.mark.parametrize(("family", "num_tables"), [("llama", 1), ("gemma3_text", 2)])
+def test_a_decoder_computes_one_table_for_layers_of_equal_angles(
+    family: str, num_tables: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = load_model(tiny_models.save_random_model(family, tmp_path))
+    made, make = [], Rope.table
+
+    def counted(rope: Rope, max_positions: int) -> object:
+        made.append(rope)
+        return make(rope, max_positions)
+
+    monkeypatch.setattr(Rope, "table", counted)
+    decoder = model.decoder(PageStorage.allocate(model.geometry, 2))
+    assert isinstance(decoder, LeanDecoder)
+    assert len(decoder._ropes) == len(model.layers) > num_tables
+    assert len(made) == num_tables
