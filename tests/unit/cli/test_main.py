@@ -10,7 +10,7 @@ import types
 import pytest
 
 from baton.domain.errors import Broken
-from baton.services.cli import serve
+from baton.services.cli import main, serve
 from baton.services.cli.errors import StartFailed, explain
 from baton.services.cli.main import run
 from baton.services.cli.processes import local_redis
@@ -164,3 +164,29 @@ def test_version_and_help(capsys):
     out = capsys.readouterr().out
     assert "0.1" in out
     assert "Most sequences generated at once" in out
+
+
+LISTS_COMMANDS = """
+import sys
+from baton.services.cli.main import run
+run(["serve", "router", "--help"])
+print(sorted(name for name in sys.modules if name in
+    ("baton.services.router.app", "baton.services.cli.chat.command", "baton.services.cli.up")), file=sys.stderr)
+"""
+
+
+def test_a_service_imports_no_command_but_its_own():
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS_COMMANDS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr.strip() == "[]"
+    assert "--redis-url" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], []])
+def test_help_describes_every_command(words, capsys):
+    assert run(words) == 0
+    told = capsys.readouterr().out
+    for name in (*main.COMMANDS, "serve", "config", "completion"):
+        line = next(line for line in told.splitlines() if line.startswith(f"│ {name} "))
+        assert line.strip("│ ").removeprefix(name).strip(), f"{name} has no description"
