@@ -40,7 +40,7 @@ class StepMetrics:
         self._waiting = metrics.WAITING_REQUESTS.labels(role.value)
         self._num_waiting = self._num_rows = -1  # as the gauges tell; unknown before the first
         self._step = _StepTimer(self)
-        self.forward_s = 0.0
+        self.forward_s = self.last_forward_s = 0.0
         self._encode_s_per_row = 0.0
         self._has_encoded = False
         self.last_encode_s = 0.0
@@ -93,7 +93,7 @@ class StepMetrics:
 
     def observe_forward(self, batch: Batch, seconds: float) -> None:
         """Records the runner's part of the step that is enclosed now."""
-        self.forward_s = seconds
+        self.forward_s = self.last_forward_s = seconds
         self._observe(batch, seconds)
 
     def observe_overlapped(self, batch: Batch, seconds: float, waited_s: float) -> None:

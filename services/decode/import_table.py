@@ -238,6 +238,18 @@ class ImportTable:
             and not kv_import.unchecked
         )
 
+    def num_joining(self, since: float) -> int:
+        """Imports sealed at `since` or later whose last reads are under way: their rows are about to join.
+
+        A read that takes longer, of a source that hangs, counts no more."""
+        return sum(
+            one.seal is not None
+            and one.sealed_at >= since
+            and one.state is not ImportState.DRAINING
+            and bool(one.in_flight)
+            for one in self._imports.values()
+        )
+
     def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
         """Extends the leases of `ids` to `lease_ends_at` on this worker's clock."""
         for id in ids:

@@ -35,6 +35,7 @@ from baton.services.decode.effects import DecodeEffect, EmitTokens, OutwardEffec
 from baton.services.decode.import_policy import ImportPolicy
 from baton.services.decode.import_table import ImportTable
 from baton.services.decode.page_exports import PageExports
+from baton.services.decode.rows.join_gate import JOINS_WITHIN_S, JoinGate
 from baton.services.decode.rows.overlap_scheduler import OverlapScheduler
 from baton.services.decode.rows.send_back import SendBackReason
 from baton.services.decode.scheduler import DecodeScheduler
@@ -80,6 +81,7 @@ class DecodeLoop:
         self._hooks = hooks
         self._exports = hooks.exports
         self._ahead = scheduler if isinstance(scheduler, OverlapScheduler) else None
+        self._join_gate = JoinGate()
         self._in_flight: StartedStep | None = None
         self._result_at = 0.0  # when the last result of a step was taken
         self._deferred: list[OutwardEffect] = []
@@ -106,18 +108,30 @@ class DecodeLoop:
             self._exports.expire(monotonic_s())
         effects += self._import_policy.check_pages(monotonic_s())
         idle = not commands and self._in_flight is None
-        batch, effects = self._step(effects) if self._ahead is None else self._step_ahead(self._ahead, effects)
+        if self._ahead is not None:
+            batch, effects = self._step_ahead(self._ahead, effects)
+        elif self._holds():
+            batch, idle, effects = None, False, [_joined(effect) for effect in effects]
+        else:
+            batch, effects = self._step(effects)
         effects += self._scheduler.take_pending_effects()
         effects += self._scrub(monotonic_s())
         self._count_decisions()
         self._finish_turn(effects, stepped=batch is not None, idle=idle and batch is None)
         return True
 
+    def _holds(self) -> bool:
+        """True while the next step waits for rows that are about to join."""
+        now, last_step_s = monotonic_s(), self._turn.steps.last_forward_s
+        num_joining = self._imports.num_joining(since=now - JOINS_WITHIN_S)
+        return self._join_gate.holds(num_joining, self._scheduler.num_rows, last_step_s, now)
+
     def _step(self, effects: list[DecodeEffect]) -> tuple[Batch | None, list[DecodeEffect]]:
         """Runs a step to its end. Returns its batch, None if there was none, and the effects that are left to emit."""
         batch = self._scheduler.schedule(monotonic_s())
         effects = [_joined(effect) for effect in effects]
         if batch is not None:
+            self._join_gate.on_step()
             self._count_recomputed(batch)
             with self._turn.steps.step():
                 output, effects = self._run(batch, effects)
@@ -234,7 +248,8 @@ class DecodeLoop:
                 return []
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = [self._import_policy.next_wakeup(now), None if self._exports is None else self._exports.next_deadline()]
+        exports_at = None if self._exports is None else self._exports.next_deadline()
+        times = [self._import_policy.next_wakeup(now), exports_at, self._join_gate.next_wakeup()]
         return self._hooks.scrub.next_wakeup(min((time for time in times if time is not None), default=None), now)
 
     def _scrub(self, now: float) -> list[DecodeEffect]:

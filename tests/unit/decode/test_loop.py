@@ -184,7 +184,7 @@ def test_an_imported_row_joins_the_step_after_its_read_began():
     pages = tuple(PageId(i) for i in range(ceil_div(len(request.tokens), PAGE_SIZE)))
     mailbox.put(PublishedChunk(request.id, 0, pages, true_digests(request.tokens, 0, len(pages))))
     mailbox.put(SealArrived(request.id, SealInfo(SampledToken(expected_output(request)[0]), None, len(pages))))
-    assert loop.turn()
-    assert loop.turn()
+    for _ in range(3):  # in one of them no step runs: it waits for the read, in vain
+        assert loop.turn()
     assert world.scheduler.num_running == 2
     assert bench.names == ["local", "imported"]
