@@ -9,12 +9,10 @@ step would. Prints its port, and serves until its standard input closes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import uvicorn
@@ -27,6 +25,7 @@ from baton.services.router.generation import AdmittedRequest, TakeChunk, TokenCh
 from baton.services.router.routes import make_app
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
+from bench.harness.child_server import child_server
 from bench.router.mock_cluster import MODEL
 from tests.fake_dispatcher import FakeDispatcher
 from tests.unit.router.memory_frontend import memory_frontend
@@ -34,8 +33,6 @@ from tests.unit.router.memory_frontend import memory_frontend
 TOKEN_S = 0.02
 FIRST_TOKEN, NUM_TOKENS = 1000, 900
 """Ids of the bundled vocabulary that are text."""
-
-_STOP_S = 10.0
 
 
 class StepDispatcher(FakeDispatcher):
@@ -81,25 +78,9 @@ async def serve() -> None:
         await serving
 
 
-@contextlib.contextmanager
-def scripted_router(tree: Path | None = None) -> Iterator[tuple[str, int]]:
-    """Runs it, of the checkout `tree`; yields its URL and process id. Raises `RuntimeError` if it does not start."""
-    environment = None if tree is None else {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "bench.router.scripted_router"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            port = process.stdout.readline().strip()
-            if not port:
-                raise RuntimeError("the scripted router did not start")
-            yield f"http://127.0.0.1:{int(port)}", process.pid
-        finally:
-            process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
-            process.kill()
+def scripted_router(tree: Path | None = None) -> AbstractContextManager[tuple[str, int]]:
+    """Runs it, of the checkout `tree`; gives its URL and process id. Raises `RuntimeError` if it does not start."""
+    return child_server("bench.router.scripted_router", tree=tree)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ closes. Only streamed requests with token ids are answered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -34,11 +32,11 @@ from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.sessions.worker_sessions import WorkerSessions, open_sessions
 from baton.store.connect import connect
+from bench.harness.child_server import child_server
 
 DEADLINE_S = 30.0
 SCRIPT = "redis.call('HSET', KEYS[1], 'request', ARGV[1]) return redis.call('PEXPIRE', KEYS[1], 60000)"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-_STOP_S = 10.0
 
 
 class FloorRequest(msgspec.Struct):
@@ -193,23 +191,9 @@ async def serve(redis_url: str) -> None:
         server.close()
 
 
-@contextlib.contextmanager
-def running_floor(redis_url: str) -> Iterator[tuple[str, int]]:
-    """Runs it; yields its URL and process id. Raises `RuntimeError` if it does not start."""
-    command = [sys.executable, "-m", "bench.router.floor.least_router", redis_url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            port = process.stdout.readline().strip()
-            if not port:
-                raise RuntimeError("the floor router did not start")
-            yield f"http://127.0.0.1:{int(port)}", process.pid
-        finally:
-            process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
-            process.kill()
+def running_floor(redis_url: str) -> AbstractContextManager[tuple[str, int]]:
+    """Runs it; gives its URL and process id. Raises `RuntimeError` if it does not start."""
+    return child_server("bench.router.floor.least_router", redis_url)
 
 
 if __name__ == "__main__":
