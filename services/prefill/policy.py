@@ -9,12 +9,14 @@ the edge of a chunk. Whatever the policy, the oldest prompt has a guaranteed sha
   the oldest prompt gets what takes as long as that many tokens at its beginning would, and at least a page.
 * B2: admission waits for a prompt without pages after `max_overtakes` others; pages return by commit or lease end.
 * B3: a prompt is held only while another fills pages that it needs itself, at the better rank of the two.
-* B4: a long prompt leaves the token budget beyond its threshold to others, in every step that others want.
+* B4: a long prompt leaves the token budget beyond its threshold to shorter ones, in every step that they want.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -74,8 +76,8 @@ class PolicySettings:
 class PrefillLimits:
     """Bounds of a step and of the worker.
 
-    `long_prompt_tokens`: of one prompt in a step that others want as well; 0: no bound. `leaves_a_quarter`: such a
-    prompt leaves a quarter of the token budget to the others in any case. `equal_time`: with this model's predictions
+    `long_prompt_tokens`: of one prompt in a step that shorter ones want as well; 0: no bound. `leaves_a_quarter`: such
+    a prompt leaves a quarter of the token budget to the others in any case. `equal_time`: with this model's predictions
     a number of tokens stands for the time that they take at the beginning of a prompt; None: for itself.
     `whole_images`: no step cuts an image.
     """
@@ -131,7 +133,7 @@ class PrefillLimits:
 
     @property
     def contested_tokens(self) -> int:
-        """Most tokens of one prompt in a step that others want as well."""
+        """Most tokens of one prompt in a step that shorter ones want as well."""
         most = self.long_prompt_tokens or self.token_budget
         return max(self.page_size, min(most, 3 * self.token_budget // 4)) if self.leaves_a_quarter else most
 
@@ -140,6 +142,17 @@ class PrefillLimits:
         """Tokens of every step for the oldest prompt: its share in whole pages, at least one."""
         share = int(self.order.oldest_prompt_share * self.token_budget)
         return max(1, ceil_div(share, self.page_size)) * self.page_size
+
+    def share_step(self, ordered: Sequence[Prompt]) -> None:
+        """Sets `most_in_step` of prompts in their order: a long one leaves tokens only to shorter ones behind it.
+
+        Tokens that a prompt leaves to longer ones would make it end later, and them no sooner.
+        """
+        contested, fewest = self.contested_tokens, math.inf
+        for prompt in reversed(ordered):
+            num_left = len(prompt.request.tokens) - prompt.num_known
+            prompt.most_in_step = contested if fewest < num_left else self.token_budget
+            fewest = min(fewest, num_left)
 
     def rank(self, prompt: Prompt) -> Rank:
         """The prompt's place among the others."""

@@ -41,10 +41,11 @@ class Prompt:
     """`keys`: of the full pages; of the first `num_matchable`, pages may be taken from the cache.
 
     `number`: counts arrivals. `num_known`: tokens whose KV was here when the last step was scheduled, filled or cached.
-    `owner`: fills pages for which this one is held. `num_overtaken`: admissions of others since pages are missing for
-    it. `num_filled`: tokens whose KV is here; `num_scheduled`: with those of steps that are not committed, behind which
-    the next chunk begins. `num_starts`: counts how often it has begun again. `num_published`: pages, with those that
-    decode has already. `identities`: of all pages, where they are tagged.
+    `most_in_step`: tokens of the next step while others want it. `owner`: fills pages for which this one is held.
+    `num_overtaken`: admissions of others since pages are missing for it. `num_filled`: tokens whose KV is here;
+    `num_scheduled`: with those of steps that are not committed, behind which the next chunk begins. `num_starts`:
+    counts how often it has begun again. `num_published`: pages, with those that decode has already. `identities`: of
+    all pages, where they are tagged.
     """
 
     request: EngineRequest
@@ -56,6 +57,7 @@ class Prompt:
     state: PromptState = PromptState.WAITING
     number: int = 0
     num_known: int = 0
+    most_in_step: int = 0
     owner: Prompt | None = None
     num_overtaken: int = 0
     first_chunk_at: float | None = None

@@ -138,7 +138,7 @@ class PromptQueue:
                 prompt.num_scheduled = prompt.num_filled
             prompt.num_known = prompt.num_scheduled
         for prompt in self.waiting:
-            prompt.num_known = self.num_cached_tokens(prompt)
+            prompt.num_known, prompt.most_in_step = self.num_cached_tokens(prompt), self.limits.contested_tokens
         ordered = (*self.waiting, *(prompt for prompt in self.chunking if prompt.num_unscheduled))
         ranks = {prompt: self.limits.rank(prompt) for prompt in ordered}
         numbers = {prompt: prompt.number for prompt in ordered}
@@ -148,7 +148,9 @@ class PromptQueue:
                 if owner in ranks:  # it has tokens left for a step
                     ranks[owner], numbers[owner] = min(ranks[owner], rank), min(numbers[owner], number)
         self.oldest = min(numbers, key=numbers.__getitem__, default=None)
-        return sorted(ranks, key=ranks.__getitem__)
+        served = sorted(ranks, key=ranks.__getitem__)
+        self.limits.share_step(served)
+        return served
 
     def is_held(self, prompt: Prompt) -> bool:
         """True if a waiting prompt should wait for pages that another one fills."""

@@ -211,13 +211,13 @@ class PrefillScheduler:
     def schedule(self, now: float) -> Batch | None:
         """Builds a step under the token budget: the oldest prompt's share, then all prompts in the policy's order.
 
-        A long prompt leaves budget to the others first. What they leave is given out again, in the same order.
+        A long prompt leaves budget to shorter ones first. What they leave is given out again, in the same order.
         """
         self._scheduled_at = now
         self._queue.end_imports(self.imports.take_ended())
         if self._tier is not None:
             self._tier.poll(self.quarantine, now)
-        limits, most = self.limits, self.limits.contested_tokens
+        limits = self.limits
         step, gate = limits.new_step(), AdmissionGate(limits.order)
         prompts = self._queue.in_order(self._is_in_flight)
         for id, fault in self.media.faults(self._queue.waiting):
@@ -233,7 +233,7 @@ class PrefillScheduler:
             self._give(step, oldest, limits.guaranteed_tokens)
         for prompt in prompts:
             if self._is_begun(prompt, step, gate, now):
-                self._give(step, prompt, most - step.given(prompt.request.id))
+                self._give(step, prompt, prompt.most_in_step - step.given(prompt.request.id))
         in_progress = [prompt for prompt in prompts if prompt.state is PromptState.CHUNKING]
         for prompt in in_progress:
             self._give(step, prompt, step.left)
@@ -348,7 +348,7 @@ class PrefillScheduler:
 
     def _room(self, prompt: Prompt, start: int, num_tokens: int, step: StepBudget) -> int:
         """How many of the next `num_tokens` tokens of a waiting prompt, from `start` on, the step could compute."""
-        return step.room(prompt.request.id, start, start + num_tokens, self.limits.contested_tokens)
+        return step.room(prompt.request.id, start, start + num_tokens, prompt.most_in_step)
 
     def _num_left_partial(self, step: StepBudget) -> int:
         """Number of prompts in progress that the step does not end so far; one that ends in it holds no slot."""

@@ -40,8 +40,8 @@ class PrefillSettings(WorkerSettings, LinkSettings, TierSettings):
     """Most prompts that a step may leave half-done. Those that end in it do not count."""
 
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens of one prompt in a step that other prompts want as well; 0: no bound. Default: 4 % of the context, at
-    most three quarters of the token budget. What the others leave goes to the oldest prompt."""
+    """Most tokens of one prompt in a step that shorter prompts behind it want as well; 0: no bound. Default: 4 % of the
+    context, at most three quarters of the token budget. What the others leave goes to the oldest prompt."""
 
     prefill_policy: PrefillPolicy = PrefillPolicy.SRPT
     """Order of prompts, half-done and waiting ones together: fcfs (arrival), lpm (longest cached prefix first), srpt

@@ -11,9 +11,17 @@ PREFILL_BUGS = (
     PlantedBug(
         FAIRNESS,
         "a long prompt takes the whole step",
-        "services/prefill/scheduler.py",
-        "limits, most = self.limits, self.limits.contested_tokens",
-        "limits, most = self.limits, self.limits.token_budget",
+        "services/prefill/policy.py",
+        "= contested if fewest < num_left else self.token_budget",
+        "= self.token_budget",
+        f"{PREFILL}/test_packing.py",
+    ),
+    PlantedBug(
+        FAIRNESS,
+        "a long prompt leaves a part of each step to longer ones",
+        "services/prefill/policy.py",
+        "= contested if fewest < num_left else self.token_budget",
+        "= contested",
         f"{PREFILL}/test_packing.py",
     ),
     PlantedBug(

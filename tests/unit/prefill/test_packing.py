@@ -82,9 +82,16 @@ def test_a_long_prompt_alone_gets_the_whole_budget():
     assert packing([2048], 512, long_prompt_tokens=128) == [[512]] * 4
 
 
-def test_long_prompts_advance_side_by_side():
-    steps = packing([1024, 1024], 512, long_prompt_tokens=128)
-    assert steps == [[384, 128], [384, 128], [256, 256], [512]]
+@pytest.mark.parametrize("policy", PrefillPolicy)
+def test_long_prompts_end_one_after_another(policy: PrefillPolicy):
+    """Side by side the first of two equal ones would end a step later, and the second one no sooner."""
+    steps = rows_of_steps([1024, 1024], 512, long_prompt_tokens=128, policy=policy)
+    assert steps == [{0: 512}, {0: 512}, {1: 512}, {1: 512}]
+
+
+def test_a_long_prompt_leaves_nothing_to_a_longer_one():
+    steps = rows_of_steps([1024, 2048, 1024], 512, long_prompt_tokens=128, policy=PrefillPolicy.SRPT)
+    assert steps == [{0: 512}, {0: 512}, {1: 128, 2: 384}, {1: 128, 2: 384}, {1: 256, 2: 256}, *[{1: 512}] * 3]
 
 
 def test_beyond_the_bound_only_prompts_that_end_in_the_step_begin():
@@ -117,7 +124,7 @@ def test_the_oldest_prompt_advances_whatever_passes_it():
 
 def test_half_done_and_waiting_prompts_rank_together():
     steps = rows_of_steps([1024, 640], 256, long_prompt_tokens=128, policy=PrefillPolicy.SRPT)
-    assert steps[:4] == [{1: 128, 0: 128}] * 4
+    assert steps[:4] == [*[{1: 192, 0: 64}] * 3, {1: 64, 0: 192}]
     assert sum(sum(step.values()) for step in steps) == 1664
 
 

@@ -45,12 +45,12 @@ def test_the_second_prompt_waits_for_the_pages_of_the_first():
     assert_idle(world.cache)
 
 
-@pytest.mark.parametrize(("prefix_sharing", "num_tokens"), [(True, 8), (False, 14)])
+@pytest.mark.parametrize(("prefix_sharing", "num_tokens"), [(True, 9), (False, 15)])
 def test_sharing_can_be_turned_off(prefix_sharing: bool, num_tokens: int):
     """Both begin in the first step, of four pages, without sharing."""
     order = PolicySettings(prefix_sharing=prefix_sharing)
     world = tiny_prefill(9.0, 4 * PAGE_SIZE, NUM_PAGES, 4, long_prompt_tokens=2 * PAGE_SIZE, order=order)
-    add(world, "first", [*SHARED, 1])
+    add(world, "first", [*SHARED, 1, 1])
     add(world, "second", [*SHARED, 0])
     assert sum(sum(step(world).values()) for _ in range(4)) == num_tokens
 
