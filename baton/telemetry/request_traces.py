@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
-from baton.telemetry.logs import get_logger, shows
+from baton.telemetry.logs import get_logger, log_info, shows
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, log_fields
 from baton.telemetry.series import request_series
@@ -106,7 +106,7 @@ class RequestTraces:
     def _record(self, timer: RequestTimer, trace: RequestTrace, notable: bool) -> None:
         is_logged = self._request_log is RequestLog.ALL or (notable and self._request_log is RequestLog.NOTABLE)
         if is_logged and shows(logging.INFO):
-            log.info("request_end", **log_fields(trace))
+            log_info("request_end", log_fields(trace))
         if not trace.id:
             return  # refused before it had an id
         data = timer.encoded

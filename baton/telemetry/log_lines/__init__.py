@@ -1,0 +1,1 @@
+"""Log lines that come with every request."""
