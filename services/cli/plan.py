@@ -15,8 +15,8 @@ from typing import Any
 
 from baton.services.cli.forwarded_flags import SERVICES, as_words, flags_for
 from baton.services.cli.key import OwnKeys
+from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.ports import LOCALHOST, free_ports
-from baton.services.cli.processes.supervisor import ChildCommand
 from baton.services.cli.settings import UpSettings
 from baton.settings.core_plan import MAX_WORKERS, CorePlan
 from baton.settings.process import thread_variables
@@ -168,5 +168,6 @@ def _serve(service: str, name: str, settings: UpSettings, shared: SharedFlags, o
     common = {"redis_url": shared.redis_url, "cluster_secret_file": shared.secret_file}
     flags = {**flags_for(service, settings), **common, **own}
     SERVICES[service](**flags)  # before anything is started, and with the flag's name
-    arguments = (sys.executable, "-m", "baton.services.cli.main", "serve", service, *as_words(flags))
-    return ChildCommand(name, arguments, thread_variables(settings.threads or 1))
+    words = ("serve", service, *as_words(flags))
+    arguments = (sys.executable, "-m", "baton.services.cli.main", *words)
+    return ChildCommand(name, arguments, thread_variables(settings.threads or 1), words)

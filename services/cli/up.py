@@ -35,6 +35,7 @@ from baton.services.cli.errors import StartFailed
 from baton.services.cli.key import own_keys
 from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores, require_port
 from baton.services.cli.processes.demo_control import DemoServer
+from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.services.cli.settings import COMMANDS, UpSettings
@@ -83,7 +84,8 @@ def up(
         with _core_lease_file(plan_cores(chosen, usable_cores())) as core_lease_file:
             shared = SharedFlags(redis_url, secret_file, demo_socket, core_lease_file)
             plan = make_plan(chosen, shared, usable_cores(), keys)
-            return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket))
+            with _fork_server(plan, log_dir) as fork_server:
+                return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket, fork_server))
 
 
 def _with_deployment(settings: UpSettings, console: Console) -> UpSettings:
@@ -96,20 +98,41 @@ def _with_deployment(settings: UpSettings, console: Console) -> UpSettings:
 
 
 async def run_plan(
-    plan: LaunchPlan, settings: UpSettings, log_dir: Path, console: Console, demo_socket: Path | None = None
+    plan: LaunchPlan,
+    settings: UpSettings,
+    log_dir: Path,
+    console: Console,
+    demo_socket: Path | None = None,
+    fork_server: ServiceForkServer | None = None,
 ) -> int:
     """Starts, checks, serves and stops. Returns 0 after a signal; raises `StartFailed` otherwise."""
     with shutdown_event() as stop:
-        async with Supervisor(log_dir) as supervisor, DemoServer(supervisor).serving(demo_socket):
+        async with Supervisor(log_dir, fork_server) as supervisor, DemoServer(supervisor).serving(demo_socket):
             try:
-                for command in plan.commands:
-                    await supervisor.start(command)
+                if not await _start_all(plan, supervisor, stop, console):
+                    return 0
                 async with _task(_first_exit(supervisor, stop)) as exit_watch:
                     await _wait_until_serving(plan, settings, exit_watch, console)
                 await _keep_running(supervisor, stop, console)
             finally:
                 await _stop(supervisor, settings, console)
     return 0
+
+
+async def _start_all(plan: LaunchPlan, supervisor: Supervisor, stop: asyncio.Event, console: Console) -> bool:
+    """Starts the processes; False if a signal to stop comes before. Raises `StartFailed`."""
+
+    async def start() -> None:
+        for command in plan.commands:
+            await supervisor.start(command)
+
+    with console.status("importing what the processes share"):
+        async with _task(start()) as starting, _task(stop.wait()) as stop_asked:
+            await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                return False
+            await starting
+    return True
 
 
 async def _first_exit(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
@@ -235,6 +258,20 @@ async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _fork_server(plan: LaunchPlan, log_dir: Path) -> Iterator[ServiceForkServer | None]:
+    """A fork server that begins to import at once, for the context; None where services cannot be forked."""
+    if not can_fork():
+        yield None
+        return
+    fork_server = ServiceForkServer(plan.commands, log_dir)
+    try:
+        fork_server.start()
+        yield fork_server
+    finally:
+        fork_server.close()
 
 
 @contextlib.contextmanager

@@ -13,12 +13,12 @@ preload(("baton.services.cli.main", *SERVICES, *CHECKPOINT_LOADING))
 before = set(sys.modules)
 threads = len(os.listdir("/proc/self/task"))
 from baton.bundled import MODEL_DIR
-from baton.model.loading.kernel_choice import _best_level
+from baton.model.loading.kernel_choice import best_kernels
 from baton.model.loading.loader import load_model
 from baton.services.router.text.text_model import TextModel
 load_model(MODEL_DIR)
 TextModel.load(MODEL_DIR)
-num_checks = _best_level.cache_info().misses
+num_checks = best_kernels.cache_info().misses
 imported = sorted(name for name in set(sys.modules) - before if name.startswith(("torch.", "transformers.")))
 print(num_checks, threads, *imported)
 """

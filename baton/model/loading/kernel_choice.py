@@ -36,14 +36,15 @@ def choose_kernels(use: KernelUse, device: str) -> KernelChoice:
         return KernelChoice(None, "no native kernels: switched off")
     if device != "cpu":
         return KernelChoice(None, f"no native kernels on {device}")
-    chosen = _best_level()
+    chosen = best_kernels()
     if chosen.kernels is not None:
         chosen.kernels.set_threads(torch.get_num_threads())
     return chosen
 
 
 @functools.cache
-def _best_level() -> KernelChoice:
+def best_kernels() -> KernelChoice:
+    """The kernels for CPUs, with as many threads as they have: one at first."""
     try:
         levels = available_levels()
     except KernelsUnavailable as error:

@@ -9,30 +9,22 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from baton.services.cli.processes import die_with_parent
+from baton.services.cli.processes.child_command import ChildCommand as ChildCommand
+from baton.services.cli.processes.child_command import log_tail
+from baton.services.cli.processes.fork_server import ForkedService, ServiceForkServer
 from baton.settings.process import child_environment
 
 KILL_TIMEOUT_S = 5.0
-_TAIL_BYTES = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ChildCommand:
-    """A command: a name, arguments (the program first), and variables on top of this environment."""
-
-    name: str
-    arguments: tuple[str, ...]
-    variables: Mapping[str, str]
 
 
 class Child:
     """A started process; its output goes to `log`."""
 
-    def __init__(self, command: ChildCommand, log: Path, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, command: ChildCommand, log: Path, process: asyncio.subprocess.Process | ForkedService) -> None:
         self.command = command
         self.name = command.name
         self.log = log
@@ -45,10 +37,7 @@ class Child:
 
     def log_tail(self, num_lines: int = 15) -> str:
         """The last lines of its log."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+        return log_tail(self.log, num_lines)
 
     async def stop(self, grace_s: float) -> None:
         """Terminates it, waits `grace_s`, then kills it; returns after its end. Idempotent."""
@@ -65,8 +54,10 @@ class Child:
 class Supervisor:
     """All children of this process. Leaving the context kills those that still run."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, fork_server: ServiceForkServer | None = None) -> None:
+        """`fork_server`: starts the services that it takes."""
         self._log_dir = log_dir
+        self._fork_server = fork_server
         self.children: list[Child] = []
         self.asked: set[Child] = set()
         """Children that `end` has ended: their exit is no fault."""
@@ -79,19 +70,17 @@ class Supervisor:
 
     async def start(self, command: ChildCommand) -> Child:
         """Starts a child in its own session: Ctrl-C in a terminal reaches only this process, which then stops
-        its children in order. Raises `OSError` when the log cannot be written or the program does not exist."""
+        its children in order.
+
+        Raises `OSError` when the log cannot be written or the program does not exist, `StartFailed` when the fork
+        server does not fork.
+        """
         log = self._log_dir / f"{command.name}.log"
-        wrapped = (sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command.arguments)
         with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *wrapped,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env=child_environment(command.variables),
-                start_new_session=True,
-            )
-        child = Child(command, log, process)
+            if self._fork_server is not None and self._fork_server.takes(command):
+                child = Child(command, log, await self._fork_server.fork(command, output.fileno()))
+            else:
+                child = Child(command, log, await _execute(command, output.fileno()))
         self.children.append(child)
         return child
 
@@ -123,3 +112,15 @@ class Supervisor:
             await asyncio.gather(*(child.stop(grace_s) for child in stage))
             killed += [child.name for child in stage if child.process.returncode == -9]
         return killed
+
+
+async def _execute(command: ChildCommand, output: int) -> asyncio.subprocess.Process:
+    """Starts a program of its own."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command.arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=asyncio.subprocess.STDOUT,
+        env=child_environment(command.variables),
+        start_new_session=True,
+    )

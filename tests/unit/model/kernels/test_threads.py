@@ -125,7 +125,7 @@ def test_kernels_have_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch):
     assert chosen is not None
     asked: list[int] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr("baton.model.loading.kernel_choice._best_level", lambda: RecordingKernels(asked))
+    monkeypatch.setattr("baton.model.loading.kernel_choice.best_kernels", lambda: RecordingKernels(asked))
     choose_kernels(KernelUse.AUTO, "cpu")
     assert asked == [3]
 

@@ -50,9 +50,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_kernel_choice() -> Iterator[None]:
-    kernel_choice._best_level.cache_clear()
+    kernel_choice.best_kernels.cache_clear()
     yield
-    kernel_choice._best_level.cache_clear()
+    kernel_choice.best_kernels.cache_clear()
 
 
 def best() -> Kernels:

@@ -1,0 +1,30 @@
+"""A command that `Supervisor` starts, and the end of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """A command: a name, arguments (the program first), and variables on top of this environment.
+
+    `words`: of the `baton serve` command that it is, so that it can be forked; none: another program.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+    words: tuple[str, ...] = ()
+
+
+def log_tail(log: Path, num_lines: int = 15) -> str:
+    """The last lines of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-num_lines:])

@@ -1,0 +1,136 @@
+"""The program of `ServiceForkServer`: imports what services share once, and forks each service.
+
+    python -m baton.services.cli.processes.fork_program SOCKET PARENT SERVICE... PADDING
+
+It starts no thread and uses no library that keeps state of a process (gRPC, NIXL, CUDA): a fork would inherit half of
+it. A request is one message of JSON, `["serve", "prefill", ...]`, the words of a `baton` command, with two descriptors:
+the log, and a socket on which the new process waits for a byte. The answer is `{"pid": 7}` or `{"why": "..."}`.
+
+The new process is no child of this one but of the supervisor, `PARENT`, which adopts orphans. So a service outlives
+this program, ends with the supervisor, and is watched by it alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from baton.services.cli import main as command
+from baton.services.cli.processes.die_with_parent import end_with_parent
+from baton.settings.process import end_process
+
+MAX_REQUEST_BYTES = 65536
+NUM_DESCRIPTORS = 2
+KERNELS = "baton.model.loading.kernel_choice"
+_ARGUMENTS = slice(45, 47)
+"""Places of the first and the last address of the arguments in `/proc/self/stat`, counted behind the name."""
+
+
+def main() -> None:
+    """Serves until the supervisor closes the socket, or in a new process runs its command to the process's end."""
+    descriptor, parent, *services, _padding = sys.argv[1:]
+    set_arguments((sys.executable, "-m", "baton.services.cli.processes.fork_program", *services))
+    requests = socket.socket(fileno=int(descriptor))
+    preload(services)
+    gc.freeze()  # a collection in a fork would copy the pages of all these objects
+    requests.send(b"{}")
+    words = serve(requests, int(parent))
+    if words is not None:
+        sys.argv = [command.__file__, *words]
+        end_process(command.run(words))
+
+
+def preload(services: Sequence[str]) -> None:
+    """Imports the modules of `services`, and checks the native kernels if one computes: on this thread alone."""
+    for service in services:
+        importlib.import_module(f"baton.services.{service}.app")
+    if (kernels := sys.modules.get(KERNELS)) is not None:
+        importlib.import_module("baton.model.cpu").configure_threads(1)  # a service sets its own number
+        kernels.best_kernels()
+
+
+def serve(requests: socket.socket, parent: int) -> list[str] | None:
+    """Answers requests. Returns None once there are no more, and in a new process the words of its command."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, NUM_DESCRIPTORS)
+        if not message:
+            return None
+        log, start = descriptors
+        words = json.loads(message)
+        try:
+            pid = fork_orphan()
+        except OSError as error:
+            answer: dict[str, object] = {"why": str(error)}
+        else:
+            if pid == 0:
+                requests.close()
+                become(words, parent, log, start)
+                return list(words)
+            answer = {"pid": pid}
+        os.close(log)
+        os.close(start)
+        requests.send(json.dumps(answer).encode())
+
+
+def fork_orphan() -> int:
+    """Forks a process whose parent ends at once. Returns its pid; in the new process 0. Raises `OSError`."""
+    if (num_threads := len(os.listdir("/proc/self/task"))) != 1:
+        raise OSError(errno.EDEADLK, f"{num_threads - 1} threads run in the fork server, and would be lost in a fork")
+    told, tell = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or errno.EAGAIN)
+        if pid == 0:
+            os.close(told)
+            os.close(tell)
+            return 0
+        os.write(tell, str(pid).encode())
+        os._exit(0)
+    os.close(tell)
+    os.waitpid(between, 0)  # now its child has been adopted
+    with os.fdopen(told) as answer:
+        pid = int(answer.read() or -errno.EAGAIN)
+    if pid < 0:
+        raise OSError(-pid, f"the second fork failed: {os.strerror(-pid)}")
+    return pid
+
+
+def become(words: Sequence[str], parent: int, log: int, start: int) -> None:
+    """Makes a new process what the supervisor would have started: session, output, arguments, end with its parent.
+
+    Ends it if the supervisor has gone, or does not know its pid.
+    """
+    os.setsid()
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+    if not os.read(start, 1):
+        os._exit(1)
+    os.close(start)
+    end_with_parent(parent, signal.SIGTERM)
+    set_arguments((sys.executable, "-m", command.__name__, *words))
+
+
+def set_arguments(words: Sequence[str]) -> None:
+    """Has `ps` show `words`, as far as the arguments that this process was started with are long."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        numbers = file.read().rpartition(")")[2].split()
+    first, last = map(int, numbers[_ARGUMENTS])
+    room = last - first
+    if room > 0:
+        ctypes.memmove(first, b"\0".join(map(os.fsencode, words))[: room - 1].ljust(room, b"\0"), room)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Every service can be forked, whatever its number of compute threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.services.cli.processes.child_command import ChildCommand
+from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
+from baton.services.cli.processes.supervisor import Supervisor
+from baton.settings.process import thread_variables
+from tests.unit.cli.test_fork_server import fork_server_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")]
+
+TIMEOUT_S = 120.0
+SERVICES = ("prefill", "decode", "encode", "router")
+PER_PROCESS = ("nixl", "libucp", "libucs", "libcuda.so")
+"""Libraries with threads, devices or memory that a fork cannot share."""
+
+
+def refused(service: str) -> ChildCommand:
+    """A service that ends as soon as it reads its flags."""
+    return ChildCommand(service, (sys.executable,), thread_variables(2), ("serve", service, "--nonsense=1"))
+
+
+def assert_shares_no_library_of_a_process(server: int) -> None:
+    mapped = Path(f"/proc/{server}/maps").read_text()
+    assert "libtorch_cpu" in mapped
+    assert [library for library in PER_PROCESS if library in mapped] == []
+    assert os.listdir(f"/proc/{server}/task") == [str(server)]
+
+
+async def test_services_with_two_threads_are_forked_before_transports_load(tmp_path: Path) -> None:
+    commands = [refused(service) for service in SERVICES]
+    fork_server = ServiceForkServer(commands, tmp_path)
+    try:
+        async with asyncio.timeout(TIMEOUT_S), Supervisor(tmp_path, fork_server) as supervisor:
+            children = [await supervisor.start(command) for command in commands]
+            assert [await child.exit for child in children] == [2] * len(SERVICES)
+            assert_shares_no_library_of_a_process(fork_server_of(os.getpid()))
+    finally:
+        fork_server.close()

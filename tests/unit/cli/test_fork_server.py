@@ -1,0 +1,193 @@
+"""Services as forks of one process: each is a process as any other, and outlives the one that forked it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from baton.services.cli.errors import StartFailed
+from baton.services.cli.processes import fork_program
+from baton.services.cli.processes.child_command import ChildCommand
+from baton.services.cli.processes.fork_server import LOG_NAME, ServiceForkServer, can_fork
+from baton.services.cli.processes.supervisor import Child, Supervisor
+from baton.settings.process import thread_variables
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
+
+DEADLINE_S = 60.0
+SERVES = ("--model=bundled", "--port=0", "--metrics-port=0", "--redis-url=memory://")
+
+ORPHANING = """
+import asyncio, sys
+from pathlib import Path
+from baton.services.cli.processes.fork_server import ServiceForkServer
+from baton.services.cli.processes.supervisor import Supervisor
+from tests.unit.cli.test_fork_server import router, wait_for_log
+
+async def main():
+    log_dir = Path(sys.argv[1])
+    supervisor = Supervisor(log_dir, ServiceForkServer([router("router")], log_dir))
+    child = await supervisor.start(router("router"))
+    await wait_for_log(child, "router_listening")
+    print(child.process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def router(name: str, flags: Sequence[str] = SERVES) -> ChildCommand:
+    words = ("serve", "router", *flags)
+    arguments = (sys.executable, "-m", "baton.services.cli.main", *words)
+    return ChildCommand(name, arguments, thread_variables(2), words)
+
+
+@pytest.fixture
+def fork_server(tmp_path: Path) -> Iterator[ServiceForkServer]:
+    fork_server = ServiceForkServer([router("router")], tmp_path)
+    yield fork_server
+    fork_server.close()
+
+
+async def wait_for_log(child: Child, text: str) -> None:
+    """Polls the log file; waits for the child's end between two reads."""
+
+    async def look() -> None:
+        while text not in child.log.read_text():
+            done, _ = await asyncio.wait([child.exit], timeout=0.02)
+            assert not done, child.log_tail()
+
+    await asyncio.wait_for(look(), DEADLINE_S)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def arguments_of(pid: int) -> tuple[str, ...]:
+    return tuple(map(os.fsdecode, Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")))
+
+
+def exit_code_of(pid: int) -> int:
+    """Waits for the end of a child."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fork_server_of(pid: int) -> int:
+    """The fork server among the children of `pid`."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [found] = [int(child) for child in children if b"fork_program" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return found
+
+
+async def test_a_fork_is_a_child_with_arguments_session_and_log(fork_server, tmp_path):
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        child = await supervisor.start(router("router"))
+        await wait_for_log(child, "router_listening")
+        pid = child.process.pid
+        assert parent_of(pid) == os.getpid()
+        assert os.getsid(pid) == pid
+        assert arguments_of(pid) == child.command.arguments
+        assert await supervisor.stop((), grace_s=DEADLINE_S) == []
+    assert child.process.returncode == 0
+
+
+async def test_ends_of_forks_are_told_by_exit_code_and_signal(fork_server, tmp_path):
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        wrong = await supervisor.start(router("wrong", ["--nonsense=1"]))
+        assert await asyncio.wait_for(supervisor.first_exit(), DEADLINE_S) is wrong
+        assert wrong.process.returncode == 2
+        assert "--nonsense" in wrong.log_tail()
+        killed = await supervisor.start(router("killed"))
+        await wait_for_log(killed, "router_listening")
+        supervisor.end(killed, graceful=False)
+        assert await asyncio.wait_for(killed.exit, DEADLINE_S) == -signal.SIGKILL
+
+
+async def test_forks_outlive_their_server_which_is_started_again(fork_server, tmp_path):
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        first = await supervisor.start(router("first"))
+        await wait_for_log(first, "router_listening")
+        server = fork_server_of(os.getpid())
+        os.kill(server, signal.SIGKILL)
+        second = await supervisor.start(router("second"))
+        await wait_for_log(second, "router_listening")
+        assert first.running
+        assert fork_server_of(os.getpid()) != server
+
+
+async def test_a_server_that_ends_while_importing_tells_why(tmp_path):
+    broken = ChildCommand("broken", (sys.executable,), {}, ("serve", "nowhere"))
+    fork_server = ServiceForkServer([broken], tmp_path)
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        with pytest.raises(StartFailed, match=r"exit code 1[\s\S]*No module named 'baton.services.nowhere'"):
+            await supervisor.start(broken)
+    assert (tmp_path / LOG_NAME).exists()
+
+
+async def test_a_fork_whose_supervisor_has_not_heard_of_it_ends(fork_server, tmp_path, monkeypatch):
+    """Its socket is closed without a byte: nobody would watch it."""
+    pids: list[int] = []
+
+    def lost(pid: int) -> None:
+        pids.append(pid)
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr("baton.services.cli.processes.fork_server.ForkedService", lost)
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        with pytest.raises(RuntimeError, match="lost"):
+            await supervisor.start(router("router"))
+    assert exit_code_of(pids[0]) == 1
+    assert (tmp_path / "router.log").read_bytes() == b""
+
+
+def test_commands_that_need_other_libraries_are_not_forked(fork_server):
+    other = ChildCommand("other", (sys.executable, "-c", "pass"), thread_variables(2))
+    more_threads = ChildCommand("more", (), thread_variables(3), ("serve", "router"))
+    other_service = ChildCommand("decode", (), thread_variables(2), ("serve", "decode"))
+    assert [fork_server.takes(one) for one in (router("router"), other, more_threads, other_service)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_nothing_is_forked_beside_a_thread():
+    """A fork would have the thread's locks, but not the thread."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        with pytest.raises(OSError, match="threads run in the fork server") as raised:
+            fork_program.fork_orphan()
+        assert raised.value.errno == errno.EDEADLK
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_forks_end_with_a_killed_supervisor(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        server = os.pidfd_open(fork_server_of(parent.pid))
+        try:
+            parent.kill()
+            for process in (child, server):
+                assert select.select([process], [], [], DEADLINE_S)[0] == [process]
+        finally:
+            os.close(child)
+            os.close(server)
