@@ -22,7 +22,7 @@ from typing import Protocol
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.request import EngineRequest
-from baton.domain.timing.step_time import StepTimeModel
+from baton.domain.timing.step_time import MIN_STEPS, StepTimeModel
 from baton.engine.chunking import Blocks, StepBudget
 from baton.kv.prefix_cache import PrefixCache
 from baton.services.prefill.prompt import Prompt
@@ -34,7 +34,7 @@ GAP_S = 0.003
 """Longest wait for the next prompt of a burst."""
 
 GAP_SHARE = 0.02
-"""Share of the predicted time of the common step that the wait may take at most."""
+"""Share of the predicted time of the common step, less the mean error, that the wait may take at most."""
 
 MAX_GAPS = 4
 """Longest wait of all, in gaps."""
@@ -207,7 +207,10 @@ class PredictsPrompts(Protocol):
     """The part of `StepTimeModel` that is used here."""
 
     @property
-    def reliable(self) -> bool: ...
+    def num_steps(self) -> int: ...
+
+    @property
+    def error(self) -> float: ...
 
     def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float: ...
 
@@ -217,7 +220,9 @@ class BurstGate:
 
     Once the first prompt of a burst is sealed, decode computes on its own cores, which prefill had borrowed until then.
     So prompts that come a moment after the first one are computed on fewer cores. While some are on their way, as their
-    router tells, an idle engine waits for them: a moment only, as they may go to another worker or nowhere.
+    router tells, an idle engine waits for them: a moment only, as they may go to another worker or nowhere. The bound
+    goes by the prediction less its mean error: times of steps vary with the cores that others lend, so the prediction
+    is seldom `reliable` here.
 
         idle --(a prompt, others are coming)--> holds --(all are here | nothing came for a gap | a full step)--> steps
 
@@ -235,7 +240,7 @@ class BurstGate:
 
         `num_tokens`: of the prompts that wait here. `is_idle`: no prompt was here before it.
         """
-        if is_idle and num_coming >= MIN_COMING and self._step_time.reliable:
+        if is_idle and num_coming >= MIN_COMING and self._step_time.num_steps >= MIN_STEPS:
             self._num_coming, self._began_at = num_coming, now
         elif self._until is None:
             return
@@ -244,7 +249,8 @@ class BurstGate:
         self._until = None
         if self._num_coming > 0 and num_tokens < token_budget:
             common = min(token_budget, num_tokens * (1 + self._num_coming))
-            gap_s = min(GAP_S, GAP_SHARE * self._step_time.seconds_of(common, 0, token_budget))
+            common_s = (1.0 - self._step_time.error) * self._step_time.seconds_of(common, 0, token_budget)
+            gap_s = min(GAP_S, GAP_SHARE * common_s)
             self._until = min(now + gap_s, self._began_at + MAX_GAPS * gap_s)
 
     def holds(self, now: float) -> bool:

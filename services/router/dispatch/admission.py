@@ -23,6 +23,9 @@ from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS
 
 log = get_logger(__name__)
 
+MAX_PASSES = 4
+"""Passes of the event loop for which a request waits at most for those that came with it."""
+
 
 class AdmissionController:
     """Owned by one event loop."""
@@ -31,6 +34,7 @@ class AdmissionController:
         self._workers = workers
         self.queue = AdmissionQueue(limits, tenants)
         self.coming = ComingPrompts()
+        self._gathers = False  # while the requests of a burst wait for each other
         self._tracked: dict[RequestId, TrackedRequest] = {}
         self._by_slot: dict[Slot, TrackedRequest] = {}
         self._shown: tuple[int, int] | None = None  # waiting requests and their tokens, as the metrics have them
@@ -66,6 +70,23 @@ class AdmissionController:
             elif num_rows is not None:
                 self._suspend(tracked)
         self._wake(self.queue.resize(num_rows, now))
+
+    async def wait_for_burst(self) -> None:
+        """Lets requests that the event loop has read be granted their slots first, so that `coming` counts them.
+
+        The first request of a burst waits, and those that come meanwhile, until a pass of the event loop brings none.
+        With other requests here before, none waits. A lone request waits for one pass, which has nothing to do.
+        """
+        if len(self._tracked) == 1:
+            self._gathers = True
+        for _ in range(MAX_PASSES):
+            if not self._gathers:
+                return
+            num_before = len(self._tracked)
+            await asyncio.sleep(0)
+            if len(self._tracked) == num_before:
+                break
+        self._gathers = False
 
     async def wait_for_model(self, tracked: TrackedRequest) -> None:
         """Returns when a running request has workers that may continue it. Until then it is suspended.

@@ -202,6 +202,7 @@ class TokenDispatcher:
                 return
             await self._wait_for_slot(tracked)
             tracked.timer.stamp(Stage.ADMIT)
+            await self._admission.wait_for_burst()
             while True:
                 try:
                     reservation = await self._reserve(tracked)

@@ -123,6 +123,29 @@ async def test_prefill_is_told_how_many_prompts_are_about_to_be_sent():
         assert prefill.num_coming[3:] == [0]
 
 
+@pytest.mark.parametrize(("is_busy", "num_coming"), [(False, [2, 1, 0]), (True, [0, 0, 0])])
+async def test_the_first_of_a_burst_is_sent_once_the_others_have_slots(is_busy: bool, num_coming: list[int]):
+    """Of a burst that comes while another request is here, none waits."""
+    prefill, decode = CountedPrefill("prefill-9"), MockDecode("decode-9", HELD if is_busy else ())
+    async with world([], []) as w:
+        w.cluster.prefills.append(prefill)
+        w.cluster.decodes.append(decode)
+        await w.cluster.start()
+        await two_refreshes(w)
+
+        async def send(name: str) -> None:
+            async for _ in w.dispatcher.run(w.admit(sequence(name, prompt=(*PROMPT,)))):
+                pass
+
+        before = [asyncio.create_task(send("before"))] if is_busy else []
+        if is_busy:
+            await prefill.reached(Phase.SEALED)
+        tasks = [*before, *(asyncio.create_task(send(name)) for name in "abc")]
+        decode.release()
+        await asyncio.gather(*tasks)
+        assert sorted(prefill.num_coming[len(before) :], reverse=True) == num_coming
+
+
 async def test_no_token_comes_before_the_reservation():
     async with world(decode=[HELD]) as w:
         seen: list[TokenChunk] = []

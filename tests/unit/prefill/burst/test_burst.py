@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from baton.domain.timing.step_time import MIN_STEPS
 from baton.domain.worker import WorkerRole
 from baton.engine import step_metrics
 from baton.engine.handoff.export_events import Seal
@@ -25,8 +26,9 @@ from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, engine_request, tiny_prefi
 class StepTimes:
     """A second a token."""
 
-    reliable: bool = True
+    num_steps: int = MIN_STEPS
     token_s: float = 1.0
+    error: float = 0.0
 
     def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float:
         return self.token_s * num_tokens
@@ -127,7 +129,7 @@ def test_a_busy_engine_waits_for_nothing(worker: Worker):
     assert "a" in worker.turn()
 
 
-@pytest.mark.parametrize("times", [StepTimes(reliable=False), StepTimes(token_s=0.0)])
+@pytest.mark.parametrize("times", [StepTimes(num_steps=MIN_STEPS - 1), StepTimes(token_s=0.0), StepTimes(error=1.0)])
 def test_without_a_prediction_or_for_short_steps_nothing_waits(worker: Worker, times: StepTimes):
     worker.loop.burst = BurstGate(times)
     worker.add("a", 7)
@@ -142,7 +144,8 @@ def test_an_aborted_prompt_leaves_no_wait(worker: Worker):
     assert worker.turn() == ["b"]
 
 
-def test_a_wait_is_a_share_of_the_common_step():
-    gate = BurstGate(StepTimes(token_s=0.01))
+@pytest.mark.parametrize("error", [0.0, 0.4])
+def test_a_wait_is_a_share_of_the_common_step(error: float):
+    gate = BurstGate(StepTimes(token_s=0.01, error=error))
     gate.on_added(3, 2, 8, 100.0, is_idle=True)
-    assert gate.next_wakeup() == pytest.approx(100.0 + 0.02 * 0.01 * 8)
+    assert gate.next_wakeup() == pytest.approx(100.0 + 0.02 * (1 - error) * 0.01 * 8)
