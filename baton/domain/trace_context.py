@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_HTTP_REQUEST_ID_CHARS = 128
 
@@ -16,6 +17,7 @@ _UNWANTED = re.compile(r"[^!-~]+")
 """All but visible ASCII."""
 
 _SAMPLED = 0x01
+_MAX_KEPT_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,24 @@ NO_TRACE_CONTEXT = TraceContext()
 
 
 def read_trace_context(http_request_id: str, traceparent: str) -> TraceContext:
-    """The context of two headers. A malformed `traceparent` counts as absent; other values are cut or cleaned."""
+    """The context of two headers. A malformed `traceparent` counts as absent; other values are cut or cleaned.
+
+    Several modules read the ids of one request, so the latest contexts are kept.
+    """
+    if len(http_request_id) + len(traceparent) > _MAX_KEPT_CHARS:
+        return _read(http_request_id, traceparent)
+    return _kept(http_request_id, traceparent)
+
+
+def _read(http_request_id: str, traceparent: str) -> TraceContext:
     name = _UNWANTED.sub("", http_request_id[:MAX_HTTP_REQUEST_ID_CHARS])
     found = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
     if found is None or not found[1].strip("0") or not found[2].strip("0"):
         return TraceContext(name)
     return TraceContext(name, found[1], found[2], bool(int(found[3], 16) & _SAMPLED))
+
+
+_kept = lru_cache(maxsize=256)(_read)
 
 
 def new_trace_id() -> str:

@@ -5,6 +5,7 @@ The dispatcher stamps stages and attempts, the stream its tokens. A token costs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from baton.telemetry.request_timer import RequestTimer
 
 _BEFORE_TOKEN = (Stage.ADMIT, Stage.RETRY, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
+_DISPATCH, _PREFILL, _EMIT = Stage.DISPATCH, Stage.PREFILL, Stage.EMIT  # reading a member takes as long as a call
+_TRANSFER_TAIL, _JOIN, _DECODE, _FINISH = Stage.TRANSFER_TAIL, Stage.JOIN, Stage.DECODE, Stage.FINISH
 _OF_ATTEMPT = (Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
-_STAGE_NAMES = {stage: stage.value for stage in Stage}
 _IN_PROGRESS = (Stage.READ, Stage.PARSE, Stage.ADMIT, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL, Stage.EMIT)
 
-_stage_seconds = metrics.REQUEST_STAGE_SECONDS.labels
+_observe_stage: dict[Stage, Callable[[float], None]] = {}  # a series is shown from its first observation on
 
 
 @dataclass(slots=True)
@@ -170,9 +172,12 @@ class SequenceTimer:
         assert end_s is not None
         end_us = self.request.us(end_s)
         unix_s = 1e-6 * (self.request.arrived_unix_us + end_us)
-        for stage in known or self.stages(end_s, finished=True):
-            us = end_us - stage.start_us if stage.stage is Stage.FINISH else stage.duration_us
-            _stage_seconds(_STAGE_NAMES[stage.stage]).observe(us / 1e6)
+        for each in known or self.stages(end_s, finished=True):
+            stage = each.stage
+            us = end_us - each.start_us if stage is _FINISH else each.duration_us
+            if stage not in _observe_stage:
+                _observe_stage[stage] = metrics.REQUEST_STAGE_SECONDS.labels(stage.value).observe
+            _observe_stage[stage](us / 1e6)
         if self.first_s is not None:
             metrics.TTFT_SECONDS.labels(path).observe(self.request.us(self.first_s) / 1e6, exemplar, unix_s)
         metrics.E2E_SECONDS.labels(path).observe(end_us / 1e6, exemplar, unix_s)
@@ -189,13 +194,23 @@ class SequenceTimer:
         before = 0
         own = [(stage, stamps[stage]) for stage in _BEFORE_TOKEN if stage in stamps]
         for stage, at_s in (*self.request.stamps.items(), *own):
-            before = _append(parts, stage, before, min(max(before, us(at_s)), first_us), attempt)
+            at_us = us(at_s)
+            at_us = first_us if at_us > first_us else at_us if at_us > before else before
+            if stage is _PREFILL or stage is _DISPATCH:
+                before = _append_cut(parts, stage, before, at_us, attempt)
+            else:
+                parts.append(StageTime(stage, before, at_us - before))
+                before = at_us
         if self.first_s is None:
-            _append(parts, Stage.FINISH if finished else self._current_stage(), before, end_us, None)
+            stage = _FINISH if finished else self._current_stage()
+            parts.append(StageTime(stage, before, end_us - before))
             return tuple(parts)
-        before = _append(parts, Stage.EMIT, before, first_us, None)
+        parts.append(StageTime(_EMIT, before, first_us - before))
+        before = first_us
         for stage, at_us in self._after_token(end_us, finished):
-            before = _append(parts, stage, before, min(max(before, at_us), end_us), None)
+            at_us = end_us if at_us > end_us else at_us if at_us > before else before
+            parts.append(StageTime(stage, before, at_us - before))
+            before = at_us
         return tuple(parts)
 
     def trace(self, now_s: float) -> SequenceTrace:
@@ -236,14 +251,14 @@ class SequenceTimer:
         us, ends = self.request.us, list[tuple[Stage, int]]()
         times = None if self._first_attempt is None else self._first_attempt.import_times
         if self._imported_s is not None:
-            ends.append((Stage.TRANSFER_TAIL, us(self._imported_s)))
+            ends.append((_TRANSFER_TAIL, us(self._imported_s)))
             if times is not None:
-                ends.append((Stage.JOIN, us(self._imported_s) + max(0, times.join_us - times.commit_us)))
+                ends.append((_JOIN, us(self._imported_s) + max(0, times.join_us - times.commit_us)))
         last_us = us(self._last_s) if finished else end_us
         ends = [(stage, min(at_us, last_us)) for stage, at_us in ends]
         if self.num_tokens > 1 or not finished:
-            ends.append((Stage.DECODE, last_us))
-        return [*ends, (Stage.FINISH, end_us)] if finished else ends
+            ends.append((_DECODE, last_us))
+        return [*ends, (_FINISH, end_us)] if finished else ends
 
     def _attempt_trace(self, attempt: _Attempt, now_s: float) -> AttemptTrace:
         us = self.request.us
@@ -267,8 +282,8 @@ class SequenceTimer:
         )
 
 
-def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, attempt: _Attempt | None) -> int:
-    """Adds one stage and returns its end. The worker's queue cuts PREFILL, and the time of its images the queue.
+def _append_cut(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, attempt: _Attempt | None) -> int:
+    """Adds DISPATCH or PREFILL; returns its end. The worker's queue cuts PREFILL, and the time of its images the queue.
 
     The way of images over encode workers is the end of DISPATCH, and a stage ENCODE, too. What of all that was over
     when the reservation came is a part of RESERVE.

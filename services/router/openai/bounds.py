@@ -65,7 +65,7 @@ class Scalar:
     def __contains__(self, value: object) -> bool:
         if type(value) not in self.types:
             return False
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if type(value) is int or type(value) is float:
             is_excluded = (self.exclusive_low and value == self.low) or (self.not_zero and value == 0)
             return self.low <= value <= self.high and not is_excluded
         return value != ""

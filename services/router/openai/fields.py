@@ -96,16 +96,19 @@ class Fields:
         self._path = path
 
     def read(self, scalars: Mapping[str, Scalar]) -> dict[str, Any]:
-        """The valid values of the fields in `scalars`; notes the invalid ones."""
-        found = {}
-        for name, scalar in scalars.items():
-            value = self.values.get(name)
-            if value is None:
+        """The valid values of the fields in `scalars`; notes the invalid ones, in the order of `scalars`."""
+        found, invalid = {}, set[str]()
+        for name, value in self.values.items():  # a body has few of the fields that there are
+            scalar = scalars.get(name)
+            if scalar is None or value is None:
                 continue
             if value in scalar:
                 found[name] = value
             else:
-                self.add_mismatch(name, str(scalar))
+                invalid.add(name)
+        if invalid:
+            for name in [name for name in scalars if name in invalid]:
+                self.add_mismatch(name, str(scalars[name]))
         return found
 
     def add_error(self, name: str, message: str) -> None:
@@ -147,7 +150,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """True for an integer or a fraction; JSON true is neither."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _short_repr() -> reprlib.Repr:

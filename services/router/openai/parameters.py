@@ -37,6 +37,7 @@ from baton.services.router.openai.valid_request import RequestedScores, StreamOp
 from baton.services.router.text.text_model import TextModel
 
 _FORM_FIELDS = frozenset({RESPONSE_FORMAT, STRUCTURED_OUTPUTS})
+_STREAM_SCALARS = dict.fromkeys(STREAM_FLAGS, FLAG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,12 @@ def read_common_params(
     logprobs: int | None,
     text: TextModel,
     tenant: str,
+    seed: int,
     default_max_tokens: int | None = None,
 ) -> CommonParams:
     """Combines `scalars`, the scalar fields, with the other fields. Absent sampling parameters default to the model's.
 
-    `sampling` has no seed: it differs between choices.
+    `sampling` has the seed of the first choice: the client's, or `seed`.
     """
     body, get = fields.values, scalars.get
     _check_consistency(fields, scalars, default_max_tokens)
@@ -98,6 +100,7 @@ def read_common_params(
             presence_penalty=float(get("presence_penalty", 0.0)),
             frequency_penalty=float(get("frequency_penalty", 0.0)),
             repetition_penalty=float(get("repetition_penalty", defaults.repetition_penalty)),
+            seed=choice_seed(get("seed", seed), 0),
             logit_bias=_read_logit_bias(fields, text.vocab_size) if "logit_bias" in body else (),
             logprobs=logprobs,
             allowed_token_ids=_read_allowed(fields, text.vocab_size) if "allowed_token_ids" in body else (),
@@ -237,9 +240,8 @@ def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions | None:
         return StreamOptions() if stream else None
     if not stream:
         fields.add_error("stream_options", "needs stream: true")
-    flags = options.read(dict.fromkeys(STREAM_FLAGS, FLAG))
-    include_usage, continuous_usage = (flags.get(name, False) for name in STREAM_FLAGS)
-    return StreamOptions(include_usage, continuous_usage) if stream else None
+    flags = options.read(_STREAM_SCALARS)
+    return StreamOptions(*[flags.get(name, False) for name in STREAM_FLAGS]) if stream else None
 
 
 def _digest(tenant: str, text: str) -> str:

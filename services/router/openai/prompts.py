@@ -161,7 +161,7 @@ def _read_message(fields: Fields, index: int, entry: object, images: ImageParts,
     if entry.get("role") not in ROLES:
         message.add_mismatch("role", f"one of {', '.join(ROLES)}")
     for name in NAMES_IN_MESSAGES:
-        if not isinstance(entry.get(name), str | None):
+        if name in entry and not isinstance(entry[name], str | None):
             message.add_mismatch(name, "a string")
     translated = older.translated(message, index, entry)
     has_none = "tool_calls" in translated and translated["tool_calls"] in (None, [])

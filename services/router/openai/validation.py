@@ -106,7 +106,7 @@ class RequestValidator:
             logprobs = scalars.get("top_logprobs", 0)
         elif "top_logprobs" in scalars:
             fields.add_error("top_logprobs", "needs logprobs: true")
-        params = read_common_params(fields, scalars, logprobs, self._text, metadata.tenant)
+        params = read_common_params(fields, scalars, logprobs, self._text, metadata.tenant, metadata.seed)
         chat = read_chat(fields, scalars, self._text, metadata.created_s, images)
         tools, older = None, with_functions(fields)
         fields = older or fields
@@ -124,10 +124,17 @@ class RequestValidator:
         if media:
             _check_media(params)
         tokens = self._truncated(tokens, params)
-        built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
-        if media:
-            built = _with_media(built, media, images.files)
-        return replace(built, unknown_fields=checked.unknown + chat.unread, tools=tools, reasoning=reasoning), text
+        built = self._build(
+            metadata,
+            str(body["model"]),
+            (tokens,),
+            params,
+            "messages",
+            unknown_fields=checked.unknown + chat.unread,
+            tools=tools,
+            reasoning=reasoning,
+        )
+        return (_with_media(built, media, images.files) if media else built), text
 
     def _read_tools(
         self, fields: Fields, params: CommonParams, scalars: Mapping[str, Any]
@@ -186,7 +193,8 @@ class RequestValidator:
         scalars = fields.read(_ECHO_SCALARS if echo else SCALARS[FieldEndpoint.COMPLETION])
         is_open = body.get("n_predict") == -1  # llama-server's name for: to the end of the context
         default = None if is_open else DEFAULT_COMPLETION_TOKENS
-        params = read_common_params(fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant, default)
+        logprobs, tenant = scalars.get("logprobs"), metadata.tenant
+        params = read_common_params(fields, scalars, logprobs, self._text, tenant, metadata.seed, default)
         texts = read_prompts(fields, self._text.vocab_size)
         if len(texts) * params.num_choices > MAX_REQUEST_CHOICES:
             fields.add_error("n", f"times the number of prompts must not be over {MAX_REQUEST_CHOICES}")
@@ -275,7 +283,9 @@ class RequestValidator:
             seed = metadata.seed + len(sequences) if params.seed is None else params.seed
             for choice in range(params.num_choices if max_tokens else 0):
                 id = RequestId(f"{metadata.id}-{len(sequences)}") if sequences else metadata.id
-                sampling = replace(params.sampling, seed=choice_seed(seed, choice))
+                sampling, own_seed = params.sampling, choice_seed(seed, choice)
+                if own_seed != sampling.seed:
+                    sampling = replace(sampling, seed=own_seed)
                 sequences.append(
                     SequenceSpec(
                         id, prompt, sampling, stop, params.salt, self._deadline_s,

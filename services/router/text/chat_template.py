@@ -78,6 +78,7 @@ class ChatTemplate:
         environment = _environment()
         self.source = source
         self._template = environment.from_string(source)
+        self._template.globals = dict(self._template.globals)  # a chain of mappings, copied for every prompt
         self._special_tokens = dict(special_tokens)
         self._read = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         self._words = frozenset(_WORD.findall(source))

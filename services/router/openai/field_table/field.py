@@ -16,6 +16,8 @@ Schema = dict[str, Any]
 class FieldEndpoint(enum.Enum):
     """The endpoints that generate. Values are their paths."""
 
+    __hash__ = object.__hash__  # members are single objects; enum's own is a Python call
+
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
 

@@ -83,15 +83,17 @@ def unknown_of_contents(messages: object, reads: Callable[[str], bool]) -> list[
     """
     names: set[str] = set()
     for message in _objects_of(messages):
-        for part in _objects_of(message.get("content")):
+        content = message.get("content")
+        for part in _objects_of(content) if isinstance(content, list) else ():
             kind = part.get("type")
             if isinstance(kind, str) and kind in PARTS:
                 names.update(_others(part, PARTS[kind], "messages.content"))
                 names.update(_others(part.get("image_url"), IMAGE_NAMES, "messages.content.image_url"))
-        for call in _objects_of(message.get("tool_calls")):
+        for call in _objects_of(message["tool_calls"]) if "tool_calls" in message else ():
             names.update(_others(call, CALL_NAMES, "messages.tool_calls", reads))
             names.update(_others(call.get("function"), FUNCTION_NAMES, "messages.tool_calls.function", reads))
-        names.update(_others(message.get("function_call"), FUNCTION_NAMES, "messages.function_call", reads))
+        if "function_call" in message:
+            names.update(_others(message["function_call"], FUNCTION_NAMES, "messages.function_call", reads))
     return sorted(names)
 
 

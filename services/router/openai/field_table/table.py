@@ -15,6 +15,7 @@ from baton.services.router.openai.fields import FieldErrors, Fields
 
 ALL_FIELDS = HONOURED + REFUSED + HARMLESS
 
+_HONOURED, _REFUSED, _HARMLESS = FieldKind.HONOURED, FieldKind.REFUSED, FieldKind.HARMLESS
 
 NOTHING: tuple[object, ...] = ("", [], {})
 """Values that ask for nothing where a field has no effect, beside its default and those in `OFF`."""
@@ -90,13 +91,13 @@ def check_fields(body: Mapping[str, object], endpoint: FieldEndpoint, errors: Fi
         field = table.get(name)
         if field is None:
             unknown.append(name)
-        elif value is None or field.kind is FieldKind.HONOURED:
+        elif value is None or field.kind is _HONOURED:
             if name in OBJECTS:
                 unknown.extend(unknown_inside(name, value))
-        elif field.kind is FieldKind.REFUSED:
+        elif field.kind is _REFUSED:
             if not field.is_neutral(value):
                 given.add_error(name, field.meaning)
-        elif field.kind is FieldKind.HARMLESS:
+        elif field.kind is _HARMLESS:
             if field.shape is not None and value not in field.shape:
                 given.add_mismatch(name, str(field.shape))
         elif not field.is_neutral(value):
