@@ -42,6 +42,10 @@ class RequestConnection(Protocol):
     lost: bool
     on_lost: Callable[[], None] | None
 
+    def has_body(self, scope: Scope) -> bool:
+        """True if the whole body of the request is here, so that `receive` gives it without a wait."""
+        ...
+
     def hang_up(self) -> None:
         """Closes the connection at once; drops what is not sent. Idempotent."""
         ...
@@ -148,13 +152,17 @@ def hang_up(scope: Scope) -> None:
 
 
 async def join_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Waits until all tasks have ended. Cancels those that take longer than `CLOSE_TIMEOUT_S`."""
-    running = set(tasks)
+    """Waits until all tasks have ended. Cancels those that take longer than `CLOSE_TIMEOUT_S`.
+
+    Where all have, as at the end of most answers, it does not wait for a pass of the loop.
+    """
+    joined = set(tasks)
+    running = [task for task in joined if not task.done()]
     if running:
         _, late = await asyncio.wait(running, timeout=CLOSE_TIMEOUT_S)
         for task in late:
             task.cancel()
-    for task in running:
+    for task in joined:
         if task.done() and not task.cancelled():
             task.exception()  # retrieved, or asyncio logs it
 

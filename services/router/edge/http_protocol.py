@@ -18,6 +18,7 @@ from functools import partial
 
 import httptools
 import structlog
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.services.router.edge.disconnect import CONNECTION
@@ -179,6 +180,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def hold(self) -> None:
         """See `WritableConnection`."""
         self._closing.hold()
+
+    def has_body(self, scope: Scope) -> bool:
+        """See `RequestConnection`. A pipelined request behind it has a cycle of its own: then this one is not told."""
+        cycle = self.cycle
+        return cycle is not None and cycle.scope is scope and not cycle.more_body
 
     def hang_up(self) -> None:
         """See `RequestConnection`."""

@@ -182,6 +182,38 @@ async def test_a_slow_body_times_out(monkeypatch):
         assert await world.recorder.until_ended(1) == [("refused", "body_timeout")]
 
 
+@pytest.mark.parametrize(
+    ("sent", "rest", "told"),
+    [
+        (WHOLE_POST, b"", [True]),
+        (WHOLE_POST[:-1], WHOLE_POST[-1:], [False]),
+        (POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"1\r\n}\r\n0\r\n\r\n", [False]),
+        (WHOLE_POST + WHOLE_POST[:-1], WHOLE_POST[-1:], [False, False]),
+        (WHOLE_POST * 2, b"", [False, True]),  # the first one has another behind it
+    ],
+)
+async def test_a_body_that_is_here_needs_no_timer(sent: bytes, rest: bytes, told: list[bool], monkeypatch):
+    answers, asked = [], asyncio.Event()
+    has_body = http_protocol.BoundedHttpProtocol.has_body
+
+    def ask(self, scope) -> bool:
+        answers.append(has_body(self, scope))
+        asked.set()
+        return answers[-1]
+
+    monkeypatch.setattr(http_protocol.BoundedHttpProtocol, "has_body", ask)
+    async with router(says("hi")) as world, connected(world) as client:
+        await client.send(sent)
+        async with asyncio.timeout(TIMEOUT_S):
+            await asked.wait()
+        if len(told) == 2 and rest:
+            assert (await client.answer()).status == 200
+        await client.send(rest)
+        statuses = [(await client.answer()).status for _ in range(len(told) - (len(told) == 2 and bool(rest)))]
+    assert statuses[-1] == (400 if b"chunked" in sent else 200)
+    assert answers == told
+
+
 async def test_the_rest_of_a_refused_body_is_bounded(monkeypatch):
     monkeypatch.setattr(http_protocol, "MESSAGE_TIMEOUT_S", 0.2)
     async with router(says("hi"), max_body_bytes=2000) as world, connected(world) as client:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.domain.errors import Cancelled, DeadlineExceeded
-from baton.services.router.edge.disconnect import CONNECTION, ClientTooSlow, cancel_on_disconnect
+from baton.services.router.edge.disconnect import CONNECTION, ClientTooSlow, cancel_on_disconnect, join_tasks
 
 LONG_S = 60.0
 
@@ -20,6 +20,9 @@ class Connection:
     def __init__(self) -> None:
         self.too_slow = self.lost = False
         self.on_lost: Callable[[], None] | None = None
+
+    def has_body(self, scope: Any) -> bool:
+        return True
 
     def hang_up(self) -> None:
         self.too_slow = True
@@ -164,3 +167,26 @@ async def test_an_error_of_the_work_comes_out_even_beside_a_disconnect() -> None
     with pytest.raises(ValueError, match="cleanup"):
         await cancel_on_disconnect(scope, lambda: asyncio.sleep(0, {}), failing(), LONG_S, never)
     await asyncio.sleep(0)  # not cancelled any more
+
+
+async def test_ended_tasks_are_joined_without_a_pass_of_the_loop():
+    failed = asyncio.create_task(_fail())
+    await asyncio.wait((failed,))
+    passed: list[bool] = []
+    asyncio.get_running_loop().call_soon(passed.append, True)
+    await join_tasks((failed,))
+    assert passed == []
+    assert not failed._log_traceback  # its error counts as retrieved
+
+
+async def test_running_tasks_are_waited_for():
+    work = Work()
+    running, ended = asyncio.create_task(work.run()), asyncio.create_task(_fail())
+    await asyncio.wait((ended,))
+    asyncio.get_running_loop().call_soon(work.may_end.set)
+    await join_tasks((running, ended))
+    assert work.closed
+
+
+async def _fail() -> None:
+    raise RuntimeError("failed")
