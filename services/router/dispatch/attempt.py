@@ -34,7 +34,7 @@ from baton.rpc.times_codec import decode_decode_times, decode_import_times, deco
 from baton.rpc.tokens.row_codec import decode_row
 from baton.rpc.tokens.token_check import verify_check
 from baton.services.router.dispatch.aborts import Aborts
-from baton.services.router.dispatch.prefill.prefill_run import PrefillSpec, StartPrefill, suspect_lost
+from baton.services.router.dispatch.prefill.prefill_run import PrefillRun, PrefillSpec, StartPrefill, suspect_lost
 from baton.services.router.dispatch.reserve import PairReservation
 from baton.services.router.dispatch.scores.collector import ScoreCollector
 from baton.services.router.dispatch.sessions.session_or_call import open_generate
@@ -189,26 +189,53 @@ class Attempt:
 
         A failure after such an event is held, too: the seal is on its way.
         """
-        if not self._prefill_only:
-            self._read_task = asyncio.create_task(self._read_decode())
-        assert self._prefill is not None
-        sealed = self._prefill.sealed
-        while not sealed.done():
-            waiting: set[asyncio.Future[Any]] = {sealed}
-            if self._read_task is not None:
-                waiting.add(self._read_task)
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if self._read_task is None or not self._read_task.done():
-                continue
-            event, self._read_task = self._read_task.result(), None
-            if isinstance(event, decode_pb2.GenerateEvent) and event.HasField("failed"):
-                if not self._held:
-                    raise self._decode_failure(event.failed)
-            elif event is not None:
-                self._read_task = asyncio.create_task(self._read_decode())
-            self._held.append(event)
+        prefill = self._prefill
+        assert prefill is not None
+        if self._prefill_only:
+            sealed = await prefill.sealed
+        elif isinstance(stream := self._generate, SessionStream):
+            stream.listen(partial(self._hold_ready, stream, prefill))
+            self._hold_ready(stream, prefill)
+            sealed = await prefill.sealed
+            stream.listen(None)
+        else:
+            sealed = await self._hold_until(prefill.sealed)
         self._awaits_seal = False
+        return sealed
+
+    def _hold_ready(self, stream: SessionStream, prefill: PrefillRun) -> None:
+        """Holds what has come in a session before the seal. What follows the seal is left to `next`."""
+        try:
+            while stream.is_ready and not prefill.sealed.done():
+                event = cast("_Read", stream.read_now())
+                self._hold(event)
+                if event is None:
+                    stream.listen(None)
+                    return
+        except WorkerLost as lost:
+            prefill.fail(self._lost_decode(AttemptFailure(lost, FaultSource.DECODE)))
+        except Exception as error:  # it is the reader's: the session must not fail
+            prefill.fail(error)
+
+    async def _hold_until(self, sealed: asyncio.Future[prefill_pb2.Sealed]) -> prefill_pb2.Sealed:
+        """The seal; holds what comes in a call before it. A read that still runs then is the next one's."""
+        reading = self._read_task = asyncio.create_task(self._read_decode())
+        while not sealed.done():
+            waiting = (sealed,) if self._read_task is None else (sealed, reading)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._read_task is None or not reading.done():
+                continue
+            event, self._read_task = reading.result(), None
+            self._hold(event)
+            if event is not None:
+                reading = self._read_task = asyncio.create_task(self._read_decode())
         return sealed.result()
+
+    def _hold(self, event: _Read) -> None:
+        """Raises a failure before which there was nothing."""
+        if isinstance(event, decode_pb2.GenerateEvent) and event.HasField("failed") and not self._held:
+            raise self._decode_failure(event.failed)
+        self._held.append(event)
 
     async def _read_decode(self, on_row: OnRow | None = None) -> _Read:
         stream = self._generate

@@ -3,15 +3,18 @@
     PrefillRun(spec) --(images first)--> Prefill --> accepted --> scores ... --> sealed
                             `--------------------------`------------`-------> a failure, in `sealed`
 
-`reserve` starts it beside `Reserve` where decode probably has room; else `attempt` does, with the reservation. Its
-task reads the call to its end. Nothing of it reaches a client before `attempt` has a reservation.
+`reserve` starts it beside `Reserve` where decode probably has room; else `attempt` does, with the reservation. The
+session hands it each event; a task reads a call to its end. Nothing of it reaches a client before `attempt` has a
+reservation.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
 
 import grpc
 
@@ -26,7 +29,8 @@ from baton.services.router.dispatch.media.uploader import MediaUploader
 from baton.services.router.dispatch.placement.pair import Pair
 from baton.services.router.dispatch.prefill.coming import ComingPrompts
 from baton.services.router.dispatch.scores.collector import ScoreCollector
-from baton.services.router.dispatch.sessions.session_or_call import PrefillEvents, open_prefill
+from baton.services.router.dispatch.sessions.session_or_call import PrefillCall, open_prefill
+from baton.services.router.dispatch.sessions.session_stream import SessionStream
 from baton.services.router.dispatch.worker_errors import (
     GRACE_S,
     AttemptFailure,
@@ -97,8 +101,9 @@ class PrefillRun:
         try:
             message = self._message(max(0.0, spec.deadline - loop.time()))
             self.num_predicted = workers.known_pages.predict_tokens(worker, len(spec.request.tokens), spec.keys)
-            running = self._read(self._open(message)) if not spec.files else self._upload(message)
-            self._task = asyncio.create_task(running, name=f"prefill-{spec.request.id}")
+            reading = self._upload(message) if spec.files else self._start(message)
+            if reading is not None:
+                self._task = loop.create_task(reading, name=f"prefill-{spec.request.id}")
             self._undo.append(workers.watch(worker.incarnation, self._on_lost))
         except BaseException:
             self.close()
@@ -118,8 +123,8 @@ class PrefillRun:
         """What ended it before the seal; None while it runs, and after the seal."""
         return self.sealed.exception() if self.sealed.done() and not self.sealed.cancelled() else None
 
-    def fail(self, error: AttemptFailure | BatonError) -> None:
-        """Ends the wait for the seal. No effect after it."""
+    def fail(self, error: Exception) -> None:
+        """Ends the wait for the seal, which raises `error`. No effect after it."""
         if not self.sealed.done():
             self.sealed.set_exception(error)
 
@@ -128,7 +133,7 @@ class PrefillRun:
         for undo in self._undo:
             undo()
         self._undo = []
-        if not self.sealed.cancel():
+        if not self.sealed.cancel() and not self.sealed.cancelled():
             self.sealed.exception()  # asyncio warns about an exception that is never retrieved
         if self._task is not None:
             self._task.cancel()
@@ -153,11 +158,17 @@ class PrefillRun:
             message.page_source.num_pages = choice.num_pages
         return message
 
-    def _open(self, message: prefill_pb2.PrefillRequest) -> PrefillEvents:
+    def _start(self, message: prefill_pb2.PrefillRequest) -> Coroutine[None, None, None] | None:
+        """Starts the prompt. Returns what reads it, None where its session calls."""
         spec, timeout_s = self._spec, message.deadline_s + GRACE_S
         events = open_prefill(self._workers, spec.pair.prefill, message, timeout_s, spec.metadata)
         self._undo.append(events.cancel)
-        return events
+        if not isinstance(events, SessionStream):
+            return self._read(events)
+        events.listen(partial(self._take_ready, events))
+        if events.is_ready:
+            self._take_ready(events)
+        return None
 
     async def _upload(self, message: prefill_pb2.PrefillRequest) -> None:
         """Brings the images to prefill, then computes the prompt there."""
@@ -173,37 +184,54 @@ class PrefillRun:
             self.fail(lost_worker(PREFILL, "did not get the images"))
             raise
         message.deadline_s = max(0.0, spec.deadline - asyncio.get_running_loop().time())
-        await self._read(self._open(message))
+        reading = self._start(message)
+        if reading is not None:
+            await reading
 
-    async def _read(self, events: PrefillEvents) -> None:
+    async def _read(self, events: PrefillCall) -> None:
         """Reads Prefill to its end. Ignores what follows the seal."""
         error: AttemptFailure | BatonError | None = None
         try:
             async for event in events:
-                match event.WhichOneof("event"):
-                    case "accepted":
-                        self.accepted, self._accepted_at = True, asyncio.get_running_loop().time()
-                        if self._on_accepted is not None:
-                            self._on_accepted(0.0, self._encode_s)
-                    case "scores" if not self.sealed.done():
-                        self._add_scores(event.scores)
-                    case "sealed" if not self.sealed.done():
-                        self.sealed.set_result(event.sealed)
-                    case "failed":
-                        error = error or classify_reported(decode_failure(event.failed), PREFILL)
-                        self.fail(error)
-                    case None if not self.sealed.done():
-                        raise damaged("an empty event of prefill", FaultSource.PREFILL)
+                self._on_event(event)
         except AttemptFailure as failure:
             error = failure
         except grpc.aio.AioRpcError as rpc_error:
             worker, id = self._spec.pair.prefill, self._spec.request.id
             error = suspect_lost(self._workers, worker, classify_rpc_error(rpc_error, PREFILL), id)
-        except WorkerLost as lost:  # its session was lost
-            worker, broken = self._spec.pair.prefill, AttemptFailure(lost, FaultSource.PREFILL)
-            error = suspect_lost(self._workers, worker, broken, self._spec.request.id)
         finally:
             self.fail(error or lost_worker(PREFILL, "ended its stream early"))
+
+    def _take_ready(self, stream: SessionStream) -> None:
+        """As `_read`, of what has come in a session."""
+        try:
+            while stream.is_ready:
+                event = stream.read_now()
+                if event is None:
+                    self.fail(lost_worker(PREFILL, "ended its stream early"))
+                    return
+                self._on_event(cast("prefill_pb2.PrefillEvent", event))  # the stream brings nothing else
+        except WorkerLost as lost:  # its session was lost
+            worker, broken = self._spec.pair.prefill, AttemptFailure(lost, FaultSource.PREFILL)
+            self.fail(suspect_lost(self._workers, worker, broken, self._spec.request.id))
+        except Exception as error:  # it is the attempt's: the session must not fail
+            stream.listen(None)
+            self.fail(error)
+
+    def _on_event(self, event: prefill_pb2.PrefillEvent) -> None:
+        match event.WhichOneof("event"):
+            case "accepted":
+                self.accepted, self._accepted_at = True, asyncio.get_running_loop().time()
+                if self._on_accepted is not None:
+                    self._on_accepted(0.0, self._encode_s)
+            case "scores" if not self.sealed.done():
+                self._add_scores(event.scores)
+            case "sealed" if not self.sealed.done():
+                self.sealed.set_result(event.sealed)
+            case "failed":
+                self.fail(classify_reported(decode_failure(event.failed), PREFILL))
+            case None if not self.sealed.done():
+                raise damaged("an empty event of prefill", FaultSource.PREFILL)
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:
         """Raises `AttemptFailure` for scores that were damaged or do not fit."""

@@ -82,11 +82,8 @@ async def _read_reply(stream: SessionStream, timeout_s: float) -> decode_pb2.Res
     return cast("decode_pb2.ReserveReply", reply)  # the stream brings nothing else
 
 
-class PrefillEvents(Protocol):
-    """The events of a prompt, in order. Reading raises `AioRpcError` or `WorkerLost` when its worker is lost.
-
-    Raises `AttemptFailure` for an answer that is none of a prompt.
-    """
+class PrefillCall(Protocol):
+    """The events of a prompt, in order. Reading raises `AioRpcError` when its worker is lost."""
 
     def cancel(self) -> object:
         """Ends them here and at the worker. A reader gets `CancelledError`."""
@@ -101,12 +98,12 @@ def open_prefill(
     request: prefill_pb2.PrefillRequest,
     timeout_s: float,
     metadata: Metadata,
-) -> PrefillEvents:
+) -> PrefillCall | SessionStream:
     """Starts a prompt on a prefill worker. `timeout_s`: of a call; in a session its attempt has the deadline."""
     sessions = workers.worker_sessions
     if sessions is not None and sessions.takes_opens(worker):
-        return _EventsInSession(sessions.prefill(worker, request, metadata))
-    call: PrefillEvents = workers.prefill_stub(worker).Prefill(request, timeout=timeout_s, metadata=metadata)
+        return sessions.prefill(worker, request, metadata)
+    call: PrefillCall = workers.prefill_stub(worker).Prefill(request, timeout=timeout_s, metadata=metadata)
     return call
 
 
@@ -129,22 +126,3 @@ async def _call_abort(
     prefill = worker.role is WorkerRole.PREFILL
     stub = workers.prefill_stub(worker) if prefill else workers.decode_stub(worker)
     await stub.Abort(request, timeout=timeout_s, metadata=metadata)
-
-
-class _EventsInSession:
-    """`PrefillEvents` of a stream."""
-
-    def __init__(self, stream: SessionStream) -> None:
-        self._stream = stream
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-    def __aiter__(self) -> _EventsInSession:
-        return self
-
-    async def __anext__(self) -> prefill_pb2.PrefillEvent:
-        event = await self._stream.read()
-        if event is None:
-            raise StopAsyncIteration
-        return cast("prefill_pb2.PrefillEvent", event)  # the stream brings nothing else

@@ -60,6 +60,7 @@ class SessionStream:
     """Keeps what came until it is read: the session itself never waits. A request bounds its own tokens.
 
     A reader that waits may have rows handed to it by a call, without a task switch: all but the last one of the stream.
+    A reader without a task has a call instead (`listen`).
     `on_cancel` tells the worker that the rest is not wanted.
     """
 
@@ -73,6 +74,7 @@ class SessionStream:
         self._waiter: asyncio.Future[None] | None = None
         self._on_row: OnRow | None = None  # set while the reader waits and nothing is unread
         self._refused: TokenChunk | Exception | None = None  # by `_on_row`; the reader gets it before all else
+        self._on_ready: Callable[[], None] | None = None
 
     def put(self, event: SessionEvent) -> None:
         """Adds an event. The reader gets one that the stream must not bring as an `AttemptFailure`."""
@@ -116,10 +118,23 @@ class SessionStream:
         """Ends the stream here and at the worker. Idempotent. A read raises `CancelledError` from now on."""
         if not self._cancelled:
             self._cancelled = True
+            self._on_ready = None
             self._unread.clear()
             if not self._ended:
                 self._on_cancel()
             self._wake()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a read does not wait."""
+        return bool(self._unread) or self._ended or self._cancelled or self._refused is not None
+
+    def listen(self, call: Callable[[], None] | None) -> None:
+        """Calls `call` whenever the stream becomes ready, until the stream is cancelled. It must not raise.
+
+        None ends that. The session calls it while it applies a frame.
+        """
+        self._on_ready = call
 
     async def read(self, on_row: OnRow | None = None) -> SessionEvent | TokenChunk | None:
         """The next event that `on_row` has not taken; None at the end. Raises `WorkerLost` when the session was lost,
@@ -127,31 +142,36 @@ class SessionStream:
 
         While it waits, each row but the stream's last goes to `on_row` instead.
         """
-        while True:
-            refused, self._refused = self._refused, None  # also what an earlier read was cancelled before it had
-            if isinstance(refused, Exception):
-                raise refused
-            if refused is not None:
-                return refused  # its tokens are recorded: they must reach the client
-            if self._unread:
-                event = self._unread.popleft()
-                if isinstance(event, AttemptFailure):
-                    raise event
-                return event
-            if self._cancelled:
-                raise asyncio.CancelledError
-            if self._lost is not None:
-                raise self._lost
-            if self._ended:
-                return None
+        while not self.is_ready:
             self._waiter, self._on_row = asyncio.get_running_loop().create_future(), on_row
             try:
                 await self._waiter
             finally:
                 self._waiter = self._on_row = None
+        return self.read_now()
+
+    def read_now(self) -> SessionEvent | TokenChunk | None:
+        """As `read`, of a stream that `is_ready`."""
+        refused, self._refused = self._refused, None  # also what an earlier read was cancelled before it had
+        if isinstance(refused, Exception):
+            raise refused
+        if refused is not None:
+            return refused  # its tokens are recorded: they must reach the client
+        if self._unread:
+            event = self._unread.popleft()
+            if isinstance(event, AttemptFailure):
+                raise event
+            return event
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if self._lost is not None:
+            raise self._lost
+        return None
 
     def _wake(self) -> None:
         """Wakes the reader. What follows waits until it has read."""
         self._on_row = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        elif self._on_ready is not None:
+            self._on_ready()

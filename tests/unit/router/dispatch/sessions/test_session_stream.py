@@ -166,3 +166,31 @@ async def test_a_reader_that_is_cancelled_gets_no_calls():
         await reading
     assert taken == []
     assert await stream.read() == row(1)
+
+
+async def test_a_listener_is_called_when_there_is_something_until_the_cancel():
+    stream, seen = Rig().stream, list[object]()
+    stream.listen(lambda: seen.append(stream.read_now()))
+    assert not stream.is_ready
+    stream.put(row(0))
+    stream.put_row(row(1))
+    stream.end()
+    assert seen == [row(0), row(1), None]
+    stream.cancel()
+    assert len(seen) == 3
+
+
+async def test_a_reader_that_waits_goes_before_a_listener():
+    stream, called = Rig().stream, list[bool]()
+    stream.listen(lambda: called.append(True))
+    reading = await waiting(stream, None)
+    stream.put(row(0))
+    assert (await reading, called) == (row(0), [])
+
+
+async def test_a_listener_that_left_is_not_called():
+    stream, called = Rig().stream, list[bool]()
+    stream.listen(lambda: called.append(True))
+    stream.listen(None)
+    stream.put(row(0))
+    assert (called, await stream.read()) == ([], row(0))
