@@ -130,6 +130,7 @@ class RequestTimer:
             self._trace = self._make_trace(outcome, code, status, client_gone, now_s)
             notable = self._on_end is not None and self._on_end(self)
             self._record_metrics(self._trace, self._exemplar(notable))
+            self.sequences = []  # they have this timer: all are freed at once, not by the garbage collector
         return self._trace
 
     def fail(self, error: BaseException, status: int, *, client_gone: bool = False) -> RequestTrace:

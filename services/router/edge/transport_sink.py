@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
+from weakref import ref
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -25,10 +26,10 @@ class WritableConnection(Protocol):
 
 
 class TransportSink:
-    """A `BodySink`. `cycle`: uvicorn's state of the request; its body must be chunked."""
+    """A `BodySink`. `cycle`: uvicorn's state of the request, which lives as long as it; its body must be chunked."""
 
     def __init__(self, cycle: RequestResponseCycle, connection: WritableConnection) -> None:
-        self._cycle = cycle
+        self._cycle = ref(cycle)  # its scope has this sink: a cycle of references would wait for the garbage collector
         self._connection = connection
         self._flow = connection.flow
 
@@ -47,8 +48,8 @@ class TransportSink:
 
     def write(self, data: bytes) -> None:
         """See `BodySink`. Raises `RuntimeError` before the head, after the end, and for a body that is not chunked."""
-        cycle = self._cycle
-        if cycle.disconnected:
+        cycle = self._cycle()
+        if cycle is None or cycle.disconnected:
             return
         if not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
             raise RuntimeError("a body can be written after its head, until its end, if it is chunked")
@@ -56,7 +57,8 @@ class TransportSink:
 
     async def drain(self) -> None:
         """See `BodySink`."""
-        if self._flow.write_paused and not self._cycle.disconnected:
+        cycle = self._cycle()
+        if self._flow.write_paused and cycle is not None and not cycle.disconnected:
             await self._flow.drain()
 
     def close(self) -> None:

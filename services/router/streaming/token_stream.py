@@ -141,8 +141,11 @@ class TokenStream:
         if self._timer is not None:
             self._timer.cancel()
         self._unread.clear()
-        await self._stop(finished=not self.num_running)
-        self._unread.clear()  # a task may have added events while it ended
+        try:
+            await self._stop(finished=not self.num_running)
+        finally:
+            self._unread.close()  # a task may have added events while it ended
+            self._on_superseded = None  # it has the response, which has this stream: both are freed at once
 
     @property
     def prompt_scores(self) -> Mapping[int, PromptScores]:

@@ -145,6 +145,11 @@ class UnreadBuffer:
             self._overflowed = True
             self._on_overflow()
 
+    def close(self) -> None:
+        """Drops all events, and every later one, and reports nothing. Idempotent."""
+        self.clear()
+        self._overflowed, self._on_overflow = True, _report_nothing
+
     def _pop(self) -> TokenEvent:
         choice, index, id, num_cached, size, num_top, flags = _EVENT.unpack_from(self._data, self._start)
         num_text = size & ~_IS_PARSED
@@ -178,3 +183,7 @@ class UnreadBuffer:
 
 def _logprob_bytes(num_top: int) -> int:
     return 0 if num_top < 0 else _LOGPROB.size + num_top * _ALTERNATIVE.size
+
+
+def _report_nothing() -> None:
+    """The overflow of a closed buffer: nobody reads it. Holds no reference to its stream."""

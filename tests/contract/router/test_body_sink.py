@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import httptools
 import pytest
@@ -212,3 +215,38 @@ async def test_a_head_request_has_no_transport_sink() -> None:
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"dropped" not in answer
     assert BODY_SINK not in scopes[0]["extensions"]
+
+
+async def test_a_sink_does_not_keep_the_state_of_its_request() -> None:
+    """The request's scope has the sink: both would wait for the garbage collector. Late bytes are dropped."""
+
+    class Transport:
+        def __init__(self) -> None:
+            self.written = bytearray()
+            self.write = self.written.extend
+
+    class Cycle:
+        disconnected = response_complete = False
+        response_started = chunked_encoding = True
+
+        def __init__(self) -> None:
+            self.scope: dict[str, object] = {}
+            self.transport = Transport()
+
+    class Connection:
+        flow = type("Flow", (), {"write_paused": True})()
+        on_writable = None
+
+    cycle = Cycle()
+    cycle.scope["sink"] = sink = TransportSink(cast(Any, cycle), cast(Any, Connection()))
+    sink.write(b"ab")
+    assert cycle.transport.written == b"2\r\nab\r\n"
+    freed = weakref.ref(cycle)
+    gc.disable()
+    try:
+        del cycle
+        assert freed() is None
+    finally:
+        gc.enable()
+    sink.write(b"late")
+    await asyncio.wait_for(sink.drain(), TIMEOUT_S)

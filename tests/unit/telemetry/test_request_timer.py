@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -356,3 +358,17 @@ def test_every_latency_is_recorded_once():
 )
 def test_an_error_has_an_outcome_and_a_code(error: BatonError, outcome: Outcome, code: str):
     assert outcome_of(error) == (outcome, code)
+
+
+def test_an_ended_request_is_freed_without_garbage_collection():
+    timer = RequestTimer(RequestOrigin("/v1/completions"), 100.0, clock=lambda: 101.0)
+    timer.begin("call-1", 2, 812, stream=True)
+    freed = weakref.ref(timer), weakref.ref(timer.sequences[0])
+    assert len(timer.end(Outcome.FINISHED, "stop").sequences) == 2
+    assert timer.snapshot().n == 2
+    gc.disable()
+    try:
+        del timer
+        assert [each() for each in freed] == [None, None]
+    finally:
+        gc.enable()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -243,3 +245,25 @@ async def test_a_second_source_with_other_tokens_ends_the_stream(others: list[in
         stream.abort(Superseded("newer"))
         with pytest.raises(ModelReplaced, match="another model"):
             await stream.next(WAIT_S)
+
+
+async def test_a_left_stream_is_freed_without_garbage_collection() -> None:
+    """Its reader keeps it, and it may ask the reader for a second source until it is left."""
+
+    class Reader:
+        def __init__(self) -> None:
+            self.stream = TokenStream(bundled(), request(1), ScriptedSource({0: chunks([5, 6])}), self.follow)
+
+        def follow(self, error: Superseded) -> ScriptedSource:
+            raise error
+
+    gc.collect()
+    gc.disable()
+    try:
+        reader = Reader()
+        assert len(await read(reader.stream)) == 2
+        stream = weakref.ref(reader.stream)
+        del reader
+        assert stream() is None
+    finally:
+        gc.enable()

@@ -102,3 +102,12 @@ def test_too_many_unread_logprobs_hang_up_their_own_reader() -> None:
         num_events += 1
     assert num_events == MAX_UNREAD_LOGPROB_BYTES // (8 + 20 * 12) + 1
     assert (budget.num_bytes, hung_up) == (0, [True])
+
+
+def test_a_closed_buffer_takes_nothing_and_reports_nothing() -> None:
+    budget = UnreadBudget(max_bytes=1)
+    buffer = UnreadBuffer(budget, never)
+    buffer.close()
+    buffer.push(event())
+    buffer.overflow()
+    assert (buffer.num_events, budget.num_bytes) == (0, 0)
