@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 from llguidance import LLTokenizer
 
@@ -37,14 +40,31 @@ class GrammarTokenizer:
 
     @classmethod
     def of_directory(cls, directory: Path, vocab_size: int) -> GrammarTokenizer:
-        """Reads the `tokenizer.json` and the end tokens of a model directory. Raises `OSError` or `ValueError`."""
-        source = (directory / "tokenizer.json").read_text(encoding="utf-8")
-        return cls(source, vocab_size, _eos(directory))
+        """Reads the `tokenizer.json` and the end tokens of a model directory. Raises `OSError` or `ValueError`.
+
+        One of the same content that this process has is returned: from before it was forked, say, in shared memory.
+        """
+        source, eos = (directory / "tokenizer.json").read_text(encoding="utf-8"), _eos(directory)
+        key = f"{hashlib.sha256(source.encode()).hexdigest()}:{vocab_size}:{sorted(eos)}"
+        found = _present.get(key)
+        if found is None:
+            found = _present[key] = cls(source, vocab_size, eos)
+        return found
 
     @property
     def num_words(self) -> int:
         """Words of 32 bits of a mask over the vocabulary."""
         return (self.vocab_size + WORD_BITS - 1) // WORD_BITS
+
+
+_present: WeakValueDictionary[str, GrammarTokenizer] = WeakValueDictionary()
+"""Those of this process, by their content."""
+
+
+def logits_size(directory: Path) -> int | None:
+    """The `vocab_size` of `config.json`, or of its text model; None without one. Raises `OSError` or `ValueError`."""
+    sizes = (part.get("vocab_size") for part in reversed(list(_configs(directory / "config.json"))))
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def _without_prefix_space(source: str) -> str:
@@ -63,9 +83,15 @@ def _without_prefix_space(source: str) -> str:
 def _eos(directory: Path) -> frozenset[int]:
     """The end tokens of `generation_config.json`, else of `config.json`, perhaps of its text model."""
     for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        for part in (config, config.get("text_config") or {}):
+        for part in _configs(directory / name):
             if (value := part.get("eos_token_id")) is not None:
                 return frozenset(value if isinstance(value, list) else [value])
     return frozenset()
+
+
+def _configs(path: Path) -> Iterator[dict[str, Any]]:
+    """A configuration, and that of its text model if it has one."""
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    yield config
+    if config.get("text_config"):
+        yield config["text_config"]

@@ -123,8 +123,8 @@ async def _start_all(plan: LaunchPlan, supervisor: Supervisor, stop: asyncio.Eve
     """Starts the processes; False if a signal to stop comes before. Raises `StartFailed`."""
 
     async def start() -> None:
-        for command in plan.commands:
-            await supervisor.start(command)
+        for command in sorted(plan.commands, key=lambda command: command.name != "router"):
+            await supervisor.start(command)  # the router first: its fork need not wait for PyTorch
 
     with console.status("importing what the processes share"):
         async with _task(start()) as starting, _task(stop.wait()) as stop_asked:
@@ -262,7 +262,7 @@ async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
 
 @contextlib.contextmanager
 def _fork_server(plan: LaunchPlan, log_dir: Path) -> Iterator[ServiceForkServer | None]:
-    """A fork server that begins to import at once, for the context; None where services cannot be forked."""
+    """A fork server for the context; None where services cannot be forked."""
     if not can_fork():
         yield None
         return

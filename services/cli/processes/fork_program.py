@@ -1,6 +1,6 @@
 """The program of `ServiceForkServer`: imports what services share once, and forks each service.
 
-    python -m baton.services.cli.processes.fork_program SOCKET PARENT SERVICE... PADDING
+    python -m baton.services.cli.processes.fork_program SOCKET PARENT PADDING
 
 It starts no thread and uses no library that keeps state of a process (gRPC, NIXL, CUDA): a fork would inherit half of
 it. A request is one message of JSON, `["serve", "prefill", ...]`, the words of a `baton` command, with two descriptors:
@@ -25,10 +25,15 @@ from collections.abc import Sequence
 
 from baton.services.cli import main as command
 from baton.services.cli.processes.die_with_parent import end_with_parent
+from baton.settings.base import SettingsError
+from baton.settings.model_source import resolve_model
 from baton.settings.process import end_process
 
 MAX_REQUEST_BYTES = 65536
 NUM_DESCRIPTORS = 2
+MODEL_FLAG = "--model="
+GENERATING = frozenset({"prefill", "decode"})
+"""Services that mask tokens by grammars."""
 KERNELS = "baton.model.loading.kernel_choice"
 _ARGUMENTS = slice(45, 47)
 """Places of the first and the last address of the arguments in `/proc/self/stat`, counted behind the name."""
@@ -36,28 +41,57 @@ _ARGUMENTS = slice(45, 47)
 
 def main() -> None:
     """Serves until the supervisor closes the socket, or in a new process runs its command to the process's end."""
-    descriptor, parent, *services, _padding = sys.argv[1:]
-    set_arguments((sys.executable, "-m", "baton.services.cli.processes.fork_program", *services))
+    descriptor, parent, _padding = sys.argv[1:]
+    set_arguments((sys.executable, "-m", "baton.services.cli.processes.fork_program"))
     requests = socket.socket(fileno=int(descriptor))
-    preload(services)
-    gc.freeze()  # a collection in a fork would copy the pages of all these objects
     requests.send(b"{}")
-    words = serve(requests, int(parent))
+    gc.disable()  # imports leave no garbage worth three passes over all of it
+    shared = SharedParts()  # lives to the end of each fork
+    words = serve(requests, int(parent), shared)
     if words is not None:
+        gc.enable()
         sys.argv = [command.__file__, *words]
         end_process(command.run(words))
 
 
-def preload(services: Sequence[str]) -> None:
-    """Imports the modules of `services`, and checks the native kernels if one computes: on this thread alone."""
-    for service in services:
+class SharedParts:
+    """What services have in common: modules, checked kernels, the vocabulary for grammars.
+
+    Each part is made for the first service that needs it. So a router is forked before PyTorch is imported.
+    """
+
+    def __init__(self) -> None:
+        self._prepared: set[str] = set()
+        self._kept: list[object] = []
+
+    def prepare(self, words: Sequence[str]) -> None:
+        """Makes what the service of a command needs, on this thread alone. Raises `ImportError`."""
+        service, *flags = words[1:]
+        if service in self._prepared:
+            return
         importlib.import_module(f"baton.services.{service}.app")
-    if (kernels := sys.modules.get(KERNELS)) is not None:
-        importlib.import_module("baton.model.cpu").configure_threads(1)  # a service sets its own number
-        kernels.best_kernels()
+        if (kernels := sys.modules.get(KERNELS)) is not None:
+            importlib.import_module("baton.model.cpu").configure_threads(1)  # a service sets its own number
+            kernels.best_kernels()
+        if service in GENERATING and not self._kept:
+            self._kept += vocabulary(flags)
+        self._prepared.add(service)
+        gc.freeze()  # a collection in a fork would copy the pages of all these objects
 
 
-def serve(requests: socket.socket, parent: int) -> list[str] | None:
+def vocabulary(flags: Sequence[str]) -> list[object]:
+    """The vocabulary of the model named in `flags`, which a worker with that model finds; none if there is none."""
+    grammars = importlib.import_module("baton.grammar.tokenizer")
+    names = [flag.removeprefix(MODEL_FLAG) for flag in flags if flag.startswith(MODEL_FLAG)]
+    try:
+        directory = resolve_model(names[-1])
+        size = grammars.logits_size(directory)
+        return [] if size is None else [grammars.GrammarTokenizer.of_directory(directory, size)]
+    except (IndexError, OSError, ValueError, SettingsError):
+        return []  # the worker tells what it lacks
+
+
+def serve(requests: socket.socket, parent: int, shared: SharedParts) -> list[str] | None:
     """Answers requests. Returns None once there are no more, and in a new process the words of its command."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, NUM_DESCRIPTORS)
@@ -65,6 +99,7 @@ def serve(requests: socket.socket, parent: int) -> list[str] | None:
             return None
         log, start = descriptors
         words = json.loads(message)
+        shared.prepare(words)
         try:
             pid = fork_orphan()
         except OSError as error:

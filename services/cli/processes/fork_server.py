@@ -79,10 +79,9 @@ class ServiceForkServer:
     """One fork server, which is started again if it has ended. `fork` is for one caller at a time."""
 
     def __init__(self, commands: Iterable[ChildCommand], log_dir: Path) -> None:
-        """Imports what the services of `commands` need; `takes` tells which can be forked."""
+        """Forks those of `commands` that `takes` accepts."""
         found = [command for command in commands if command.words]
         self._variables = found[0].variables if found else {}
-        self._services = sorted({command.words[1] for command in found})
         self._num_bytes = max([MIN_ARGUMENT_BYTES, *(len(" ".join(command.arguments)) for command in found)])
         self._log = log_dir / LOG_NAME
         self._popen: subprocess.Popen[bytes] | None = None
@@ -91,10 +90,10 @@ class ServiceForkServer:
 
     def takes(self, command: ChildCommand) -> bool:
         """True for a service with the variables that the libraries of the fork server were loaded with."""
-        return bool(command.words) and command.variables == self._variables and command.words[1] in self._services
+        return bool(command.words) and command.variables == self._variables
 
     def start(self) -> None:
-        """Starts the process, which then imports; no effect while it runs. On the main thread, with which it ends.
+        """Starts the process; no effect while it runs. On the main thread, with which it ends.
 
         Raises `OSError` where processes cannot be adopted, or the log cannot be written.
         """
@@ -103,7 +102,7 @@ class ServiceForkServer:
         adopt_orphans()
         requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wrapper = (sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()))
-        program = (sys.executable, "-m", PROGRAM, str(other.fileno()), str(os.getpid()), *self._services)
+        program = (sys.executable, "-m", PROGRAM, str(other.fileno()), str(os.getpid()))
         with other, self._log.open("ab") as output:
             self._popen = subprocess.Popen(
                 (*wrapper, *program, "." * self._num_bytes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,3 +46,28 @@ async def test_services_with_two_threads_are_forked_before_transports_load(tmp_p
             assert_shares_no_library_of_a_process(fork_server_of(os.getpid()))
     finally:
         fork_server.close()
+
+
+FORKED_WORKER = """
+import os
+from baton.bundled import MODEL_DIR
+from baton.grammar import tokenizer
+from baton.model.loading.config import read_config
+from baton.services.cli.processes import fork_program
+
+shared = fork_program.SharedParts()
+shared.prepare(("serve", "prefill", "--model=bundled"))
+vocab_size = read_config(MODEL_DIR).vocab_size
+if os.fork() == 0:
+    tokenizer.LLTokenizer = None  # nothing is built here
+    tokenizer.GrammarTokenizer.of_directory(MODEL_DIR, vocab_size)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_forked_worker_finds_the_vocabulary_for_grammars() -> None:
+    environment = {**os.environ, **thread_variables(1)}
+    command = [sys.executable, "-c", FORKED_WORKER]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment)
+    assert ended.stdout == "7\n", ended.stderr
