@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import mmap
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
 from baton.domain.arithmetic import ceil_div
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
+_MADV_POPULATE_WRITE = 23
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MemoryKind(enum.Enum):
@@ -132,6 +136,28 @@ class PageMemory:
             self._prefault(num_bytes)
         self.buffer = memoryview(self._map)[: num_pages * page_bytes]
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the mapping, of which pages are the beginning."""
+        return len(self._map)
+
+    def populate(self, start: int, num_bytes: int) -> bool:
+        """Has the kernel provide memory for a part of the mapping, whose bytes stay; others may use them meanwhile.
+
+        `start`: offset in bytes, of a page of the kernel. False where the kernel cannot (before Linux 5.14). Raises
+        `OSError` if there is no memory.
+        """
+        address, size = ctypes.c_void_p(self.address + start), ctypes.c_size_t(num_bytes)
+        if _libc.madvise(address, size, _MADV_POPULATE_WRITE) == 0:
+            return True
+        if (code := ctypes.get_errno()) == errno.EINVAL:
+            return False
+        raise OSError(code, f"no memory for a pool of {self.mapped_bytes} bytes: {os.strerror(code)}")
+
+    def touch(self) -> None:
+        """Writes zeros, for the kernel to provide memory. Before any use."""
+        self._prefault(self.mapped_bytes)
 
     def _prefault(self, num_bytes: int) -> None:
         for at in range(0, num_bytes, mmap.PAGESIZE):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from baton.engine.pool.touch import touch_beside
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.geometry import KVGeometry, PageWindow
 from baton.kv.memory import PageMemory, PoolMemory
@@ -55,13 +56,18 @@ def choose_plan(settings: WorkerSettings, model: LoadedModel, step_tokens: int, 
 
 
 def allocate_pool(model: LoadedModel, plan: PoolPlan, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
-    """The pages as tensors and as bytes. Raises `SettingsError` if they do not fit a GPU."""
+    """The pages as tensors and as bytes. On the host they are touched beside the start.
+
+    Raises `SettingsError` if they do not fit a GPU.
+    """
     geometry, num_pages = model.geometry, plan.num_pages
     if plan.num_slots is not None:
-        windowed = WindowedMemory.allocate(num_pages, plan.num_slots, geometry.part_ends, prefault=True)
+        windowed = WindowedMemory.allocate(num_pages, plan.num_slots, geometry.part_ends)
+        touch_beside((windowed.leading, windowed.windows))
         return PageStorage.on_memory(geometry, windowed, host), windowed
     if model.device == "cpu":
-        memory = PageMemory(num_pages, geometry.page_bytes, geometry.part_ends, prefault=True)
+        memory = PageMemory(num_pages, geometry.page_bytes, geometry.part_ends)
+        touch_beside((memory,))
         return PageStorage.on_memory(geometry, memory, host), memory
     with raise_if_out_of_memory(f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"):
         storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)
