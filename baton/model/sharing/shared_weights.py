@@ -42,6 +42,10 @@ from baton.model.weight_file.ownership import ForeignFile
 
 MAX_WAIT_S = 600.0
 """Longest wait for another worker that packs the same weights."""
+MAX_REREAD_S = 60.0
+"""Longest wait for others that open the file, or read it anew. After it the file is used as it is."""
+MIN_REREAD_BYTES = 32 * 1024 * 1024
+"""Less is not worth it, and the ends of a short file are no huge pages in any case."""
 MIN_HUGE_FRACTION = 0.9
 """Of a mapped file. With less, decode steps read the weights up to 40 % slower than from private huge pages."""
 _SAMPLE_BYTES = 16 * 1024 * 1024
@@ -149,7 +153,7 @@ class _SharedLoader:
     def _open(self, cached: CachedWeights) -> LoadedModel | None:
         """The model on the file; None without a file that may be used."""
         try:
-            file = cached.open(len(os.sched_getaffinity(0)))  # a short read, before this worker has other work
+            file = self._open_on_huge_pages(cached)
             if file is None:
                 return None
             file, note = self._on_best_pages(file)
@@ -158,6 +162,32 @@ class _SharedLoader:
             self._plan.on_event("weight_file_refused", path=str(cached.path), reason=str(error))
             return None
 
+    def _open_on_huge_pages(self, cached: CachedWeights) -> WeightFile | None:
+        """The file, read anew if it lay on small pages and nobody else has it open; None if there is none.
+
+        The kernel keeps a file on the pages on which it was read. For a mapping that wants huge ones it reads those.
+        """
+        num_threads = len(os.sched_getaffinity(0))  # a short read, before this worker has other work
+        with cached.reading(MAX_REREAD_S):
+            file = cached.open(num_threads)
+            if file is None or not self._is_on_small_pages(file):
+                return file
+        del file  # the kernel drops no page that is mapped
+        with cached.reading(MAX_REREAD_S, alone=True) as is_alone:
+            file = cached.open(num_threads)
+            if file is None or not is_alone or not self._is_on_small_pages(file):
+                return file
+            del file
+            if cached.drop_pages():
+                self._plan.on_event("weights_read_anew", path=str(cached.path))
+            return cached.open(num_threads)
+
+    def _is_on_small_pages(self, file: WeightFile) -> bool:
+        memory = measure_memory(file.tensors)
+        if memory is None or memory.num_bytes < MIN_REREAD_BYTES or memory.huge_fraction >= MIN_HUGE_FRACTION:
+            return False
+        return _has_huge_pages()
+
     def _on_best_pages(self, file: WeightFile) -> tuple[WeightFile, str]:
         """The file's tensors as they are, or with `AUTO` as private copies where only these are on huge pages."""
         if self._plan.sharing is WeightSharing.ALWAYS:
@@ -165,7 +195,7 @@ class _SharedLoader:
         memory = measure_memory(file.tensors)
         if memory is None or memory.huge_fraction >= MIN_HUGE_FRACTION:
             return file, ""
-        if (huge_fraction([huge_empty((_SAMPLE_BYTES,), torch.uint8).zero_()]) or 0.0) < MIN_HUGE_FRACTION:
+        if not _has_huge_pages():
             return file, ""
         copies = tuple(huge_empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in file.tensors)
         return replace(file, tensors=copies), f"only {memory.huge_fraction:.0%} of the file is on huge pages"
@@ -180,6 +210,11 @@ class _SharedLoader:
         seconds, num_bytes = round(time.monotonic() - began, 2), sum(tensor.nbytes for tensor in tensors)
         self._plan.on_event("weights_packed", path=str(cached.path), bytes=num_bytes, seconds=seconds)
         return self._open(cached) or _with_note(model, f"{cached.path} cannot be used as it was written")
+
+
+def _has_huge_pages() -> bool:
+    """True if private memory is on huge pages here."""
+    return (huge_fraction([huge_empty((_SAMPLE_BYTES,), torch.uint8).zero_()]) or 0.0) >= MIN_HUGE_FRACTION
 
 
 def _reason_against(directory: Path, options: LoadOptions, plan: SharingPlan) -> str | None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from baton.model.weight_file.format import WeightFile, open_weight_file, write_weight_file
 from baton.model.weight_file.inventory import EXPIRY_S, UNFINISHED, WEIGHTS
-from baton.model.weight_file.lock import FileLock
+from baton.model.weight_file.lock import FileLock, LockTimeout
 from baton.model.weight_file.ownership import open_own, own_directory
+
+REREAD_INTERVAL_S = 3600.0
+"""Shortest time between two times that a file is read anew to get it on huge pages."""
+DROPPED_AT = "user.baton.dropped_at"
+"""Attribute of a weight file: when its pages were dropped last, in seconds of Unix time."""
 
 
 class CachedWeights:
@@ -48,6 +53,47 @@ class CachedWeights:
         finally:
             os.close(file)
 
+    @contextmanager
+    def reading(self, timeout_s: float, *, alone: bool = False) -> Iterator[bool]:
+        """Keeps others from dropping the file's pages within the context; `alone`: from opening the file, too.
+
+        Gives False, and keeps nobody, without a file or after `timeout_s`.
+        """
+        try:
+            lock = FileLock(self.path, shared=not alone, create=False)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            held = True
+            try:
+                if not lock.try_acquire():
+                    lock.acquire(timeout_s)
+            except LockTimeout:
+                held = False
+            yield held
+        finally:
+            lock.close()
+
+    def drop_pages(self) -> bool:
+        """Has the kernel forget what it has read of the file, but for pages that a process maps.
+
+        False, and nothing is dropped, within `REREAD_INTERVAL_S` of the last time, or where that cannot be noted:
+        reading the file may have been of no use.
+        """
+        file = open_own(self.path, os.O_RDONLY)
+        try:
+            now = time.time()
+            if not 0 <= now - _noted_time(file) < REREAD_INTERVAL_S:
+                os.setxattr(file, DROPPED_AT, str(int(now)).encode())
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                return True
+        except (OSError, AttributeError):  # AttributeError: not on this system
+            pass
+        finally:
+            os.close(file)
+        return False
+
     def publish(self, tensors: Sequence[torch.Tensor], manifest: str) -> None:
         """Writes the file in place of any other of this key. The caller holds the lock."""
         self._unlink_leftovers()
@@ -72,6 +118,14 @@ class CachedWeights:
             with suppress(OSError):
                 if path.lstat().st_mtime < oldest:
                     path.unlink()
+
+
+def _noted_time(file: int) -> float:
+    """The time in `DROPPED_AT`; that of 1970 without one."""
+    try:
+        return float(os.getxattr(file, DROPPED_AT))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _sync_directory(path: Path) -> None:

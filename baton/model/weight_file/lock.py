@@ -18,11 +18,15 @@ class LockTimeout(Exception):
 
 
 class FileLock:
-    """The exclusive lock of the file at `path`, which is made if it is missing and stays."""
+    """A lock of the file at `path`, which stays: exclusive, or shared with others that are."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `OSError`, or `ForeignFile` for a file that another user may write."""
-        self._file = open_own(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, path: Path, *, shared: bool = False, create: bool = True) -> None:
+        """Makes a missing file, with `create`.
+
+        Raises `OSError`, or `ForeignFile` for a file that another user may write.
+        """
+        self._file = open_own(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
+        self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         self._guard = threading.Lock()
         self._abandoned = False
         self._acquired = threading.Event()
@@ -31,7 +35,7 @@ class FileLock:
     def try_acquire(self) -> bool:
         """Takes the lock if it is free. Raises `OSError` where the file system has no locks."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -54,7 +58,7 @@ class FileLock:
 
     def _wait(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            fcntl.flock(self._file, self._kind)
         except OSError as error:
             self._error = error
         with self._guard:

@@ -78,3 +78,19 @@ def test_a_killed_holders_lock_is_taken_over(path: Path):
     finally:
         holder.kill()
         holder.communicate(timeout=10.0)
+
+
+def test_shared_locks_exclude_an_exclusive_one_only(tmp_path: Path):
+    path = tmp_path / "lock"
+    alone, *readers = FileLock(path), FileLock(path, shared=True), FileLock(path, shared=True, create=False)
+    assert [reader.try_acquire() for reader in readers] == [True, True]
+    assert not alone.try_acquire()
+    for reader in readers:
+        reader.close()
+    assert alone.try_acquire()
+    alone.close()
+
+
+def test_a_lock_that_is_not_to_be_made_is_missed(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        FileLock(tmp_path / "lock", create=False)
