@@ -4,17 +4,19 @@
         [--load 1.3] [--budgets 16 32 64] [--rotations 10] [--seed 0] [--result FILE]
 
 Systems of one random model run, each with two workers of one thread on the same two cores (`bench.system.deployments`):
-one split, one that computes every prompt in one step, and one for each of `--budgets`, the prompt tokens of a step
-beside its rows. A block runs `--streams` answers at once, alone or while `--prompts` prompts arrive at even times.
-Their rate is fixed before the first rotation: `--load` times the rate at which one core computes prompts of the mean
-length, timed one at a time on the split system. All deployments get prompts of the same lengths at the same times. A
-block ends when the last prompt has its second token.
+one split, one split whose idle workers lend their cores (the default of `baton up`), one that computes every prompt in
+one step, and one for each of `--budgets`, the prompt tokens of a step beside its rows. A block runs `--streams` answers
+at once, alone or while `--prompts` prompts arrive at even times. Their rate is fixed before the first rotation:
+`--load` times the rate at which one core computes prompts of the mean length, timed one at a time on the split system.
+All deployments get prompts of the same lengths at the same times. A block ends when the last prompt has its second
+token.
 
-The figure is the 99th percentile of the gaps beside prompts over that of the same rotation's gaps alone, on the split
-system or on the unchunked colocated one: without prompts the budget does not matter. The price of even gaps is the
-prompts' TTFT. With a load above 1 prompts queue in the split system, which computes them on one core instead of two. A
-lighter load would hide the unchunked system's stalls: a prompt takes as long as a hundred decode steps, so less than
-one gap in a hundred would be long.
+The figure is the 99th percentile of the gaps beside prompts over that of the same rotation's gaps alone, on the same
+split system or on the unchunked colocated one: without prompts the budget does not matter. Where cores are lent, decode
+alone uses both, so its ratio holds that gain, too; the goal's figure is that of workers with cores of their own. The
+price of even gaps is the prompts' TTFT. With a load above 1 prompts queue in the split system, which computes them on
+one core instead of two. A lighter load would hide the unchunked system's stalls: a prompt takes as long as a hundred
+decode steps, so less than one gap in a hundred would be long.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ from bench.system.deployments import (
 from bench.system.load_client import LoadClient
 
 COLOCATED = "colocated"
+LENT = "split, lent cores"
 STREAM_PROMPT_TOKENS = 64
 STREAM_TOKENS = 2000
 """Tokens of one answer of a stream; more than a block needs."""
@@ -91,13 +94,16 @@ class InterferenceOptions:
     @property
     def deployments(self) -> tuple[str, ...]:
         """Names, in the order of the table."""
-        return (SPLIT, UNCHUNKED, *map(mixed, self.budgets))
+        return (SPLIT, LENT, UNCHUNKED, *map(mixed, self.budgets))
 
     @property
     def systems(self) -> dict[str, tuple[str, ...]]:
         """Flags of `baton up`. A worker's budget includes its rows, so the streams are added to it."""
-        chunked = {mixed(budget): colocated_flags(budget + self.streams) for budget in self.budgets}
-        return {SPLIT: SPLIT_FLAGS, UNCHUNKED: colocated_flags(UNLIMITED_BUDGET), **chunked}
+        chunked = {
+            mixed(budget): (*colocated_flags(budget + self.streams), "--no-lend-cores") for budget in self.budgets
+        }
+        split = {SPLIT: (*SPLIT_FLAGS, "--no-lend-cores"), LENT: SPLIT_FLAGS}
+        return {**split, UNCHUNKED: (*colocated_flags(UNLIMITED_BUDGET), "--no-lend-cores"), **chunked}
 
 
 def mixed(budget: int) -> str:
@@ -105,7 +111,7 @@ def mixed(budget: int) -> str:
 
 
 def alone(system: str) -> str:
-    """`system`: `SPLIT` or `COLOCATED`."""
+    """`system`: `SPLIT`, `LENT` or `COLOCATED`."""
     return f"{system}: alone"
 
 
@@ -159,6 +165,7 @@ def make_arms(
 
     arms: dict[str, Arm] = {
         alone(SPLIT): partial(without, clients[SPLIT]),
+        alone(LENT): partial(without, clients[LENT]),
         alone(COLOCATED): partial(without, clients[UNCHUNKED]),
     }
     return arms | {beside(name): partial(among, clients[name], itertools.count()) for name in options.deployments}
@@ -180,14 +187,14 @@ def findings_of(options: InterferenceOptions, blocks: Sequence[Block]) -> list[F
         return statistics.median(block.values[: options.prompts])
 
     findings = []
-    for system in (SPLIT, COLOCATED):
+    for system in (SPLIT, LENT, COLOCATED):
         own = (alone(system),)
         findings += [
             make_finding(f"{own[0]}: p{percent} gap", "ms", blocks, own, partial(gap_ms, percent=percent))
             for percent in (50, 99)
         ]
     for name in options.deployments:
-        own, base = (beside(name),), alone(SPLIT if name == SPLIT else COLOCATED)
+        own, base = (beside(name),), alone(name if name in (SPLIT, LENT) else COLOCATED)
         to_unchunked = (*own, beside(UNCHUNKED))
         findings += [
             make_finding(f"{own[0]}: gaps", "", blocks, own, lambda group: len(gaps(group[0]))),

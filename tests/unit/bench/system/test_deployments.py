@@ -13,7 +13,7 @@ from bench.harness.rotations import Block
 from bench.system import goodput, interference
 from bench.system.deployments import MIXED, SPLIT, UNCHUNKED
 from bench.system.goodput import Capacity, GoodputObjectives, RequestLatency, arm_of, values_of
-from bench.system.interference import COLOCATED, alone, beside, mixed
+from bench.system.interference import COLOCATED, LENT, alone, beside, mixed
 from bench.system.load_client import HEAD_TOKENS, TokenTimes, gaps_of
 
 CAPACITY = Capacity(mean_prompt_s=0.5, longest_prompt_s=0.8, gap_s=0.01)
@@ -39,16 +39,18 @@ SYSTEMS = interference.parse(["--streams", "4", "--budgets", "16", "64"]).system
 
 @pytest.mark.parametrize("deployment", SYSTEMS)
 def test_every_deployment_has_two_workers_and_prefills(deployment):
-    words = iter(SYSTEMS[deployment])
-    settings = UpSettings.model_validate(
-        {flag[2:].replace("-", "_"): value for flag, value in zip(words, words, strict=True)}
-    )
+    lends = "--no-lend-cores" not in SYSTEMS[deployment]
+    words = iter([word for word in SYSTEMS[deployment] if word != "--no-lend-cores"])
+    values = {flag[2:].replace("-", "_"): value for flag, value in zip(words, words, strict=True)}
+    settings = UpSettings.model_validate(values | {"lend_cores": lends})
     assert settings.prefill + settings.decode == 2
-    assert (settings.decode_token_budget > 0) == (deployment != SPLIT)
+    assert (settings.decode_token_budget > 0) == (deployment not in (SPLIT, LENT))
+    assert lends == (deployment == LENT)
 
 
 def test_a_budget_of_prompt_tokens_does_not_shrink_with_rows():
-    budget = int(SYSTEMS[mixed(64)][-1])
+    flags = SYSTEMS[mixed(64)]
+    budget = int(flags[flags.index("--decode-token-budget") + 1])
     for num_rows in range(5):
         assert cut(0, 2048, budget - num_rows, 16) == 64
 
@@ -128,13 +130,16 @@ def test_interference_is_a_ratio_of_99th_percentiles():
     options = interference.parse(["--prompts", "2", "--budgets", "16"])
     blocks = [
         block(alone(SPLIT), *[0.01] * 100),
+        block(alone(LENT), *[0.005] * 100),
         block(alone(COLOCATED), *[0.02] * 100),
+        block(beside(LENT), 3.0, 5.0, *[0.01] * 90, *[0.03] * 10),
         block(beside(SPLIT), 3.0, 5.0, *[0.01] * 90, *[0.03] * 10),
         block(beside(UNCHUNKED), 1.0, 2.0, *[0.02] * 90, *[0.9] * 10),
         block(beside(mixed(16)), 2.0, 4.0, *[0.05] * 100),
     ]
     figures = {f.name: f.overall.median for f in interference.findings_of(options, blocks)}
     assert figures["split: p99 gap beside prompts / alone"] == pytest.approx(3.0)
+    assert figures["split, lent cores: p99 gap beside prompts / alone"] == pytest.approx(6.0)
     assert figures["unchunked: p99 gap beside prompts / alone"] == pytest.approx(45.0)
     assert figures["mixed chunks of 16: p99 gap beside prompts / alone"] == pytest.approx(2.5)
     assert figures["mixed chunks of 16: p50 first token of a prompt"] == pytest.approx(3000.0)
