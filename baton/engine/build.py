@@ -355,6 +355,7 @@ def _lend_cores(path: Path, worker: str, model: LoadedModel) -> None:
             why = str(error)
         else:
             metrics.BORROWED_CORE_SECONDS.set_function(lease.borrowed_s)
+            metrics.BORROWED_CORE_WAIT_SECONDS.set_function(lease.wait_s)
             log.info("cores_lent", borrowable=list(lease.borrowable))
             return
     log.warning("cores_not_lent", why=why)

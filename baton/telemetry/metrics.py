@@ -198,6 +198,11 @@ BORROWED_CORE_SECONDS = Gauge(
     "Time that this worker has computed on cores of other, idle workers of its host.",
     registry=REGISTRY,
 )
+BORROWED_CORE_WAIT_SECONDS = Gauge(
+    "baton_borrowed_core_wait_seconds",
+    "Time for which threads that computed on such cores lacked them: others of the host had them.",
+    registry=REGISTRY,
+)
 DRAFTS_TOTAL = Counter("baton_drafts", "Proposals that steps verified, one a row.", ["drafter"], registry=REGISTRY)
 DRAFT_TOKENS_TOTAL = Counter("baton_draft_tokens", "Tokens of these proposals.", ["drafter"], registry=REGISTRY)
 DRAFT_ACCEPTED_TOTAL = Counter(

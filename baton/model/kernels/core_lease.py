@@ -27,6 +27,10 @@ class CoreLease:
         """Time that this worker has computed on borrowed cores so far, in seconds."""
         return self._kernels.borrowed_ns() / 1e9
 
+    def wait_s(self) -> float:
+        """Time for which threads that had a part of a call on a borrowed core lacked that core so far, in seconds."""
+        return self._kernels.borrow_wait_ns() / 1e9
+
     def leave(self) -> None:
         """Neither lends nor borrows any more. No call of the kernels may run. The memory stays mapped."""
         self._kernels.leave_lease()

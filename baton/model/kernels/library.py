@@ -51,6 +51,7 @@ class Kernels:
     leave_lease: Callable[[], None]
     borrow_core: Callable[[int, int], bool]
     borrowed_ns: Callable[[], int]
+    borrow_wait_ns: Callable[[], int]
 
 
 def supports_dtype(dtype: torch.dtype) -> bool:
@@ -93,6 +94,7 @@ def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
         leave_lease=_function(library, "leave_lease"),
         borrow_core=_function(library, "borrow_core", _INT, ctypes.c_uint64, result=_BOOL),
         borrowed_ns=_function(library, "borrowed_ns", result=_INT),
+        borrow_wait_ns=_function(library, "borrow_wait_ns", result=_INT),
         mask=_function(library, "mask", _BOOL, _ADDRESS, _INT, _ADDRESS),
         sample=_function(library, "sample", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, ctypes.c_uint64, _ADDRESS),
     )

@@ -50,7 +50,22 @@ CORE_BUGS = (
     ),
     bug(
         CORES, "a borrowed core is kept to the end of a call", POOL,
-        "while (lease_is_idle(owners)) {", "while (true) {",
+        "while (lease_is_idle(worker.owners)) {", "while (true) {",
+        LEASE_TESTS,
+    ),
+    bug(
+        CORES, "a busy core is borrowed again at once", POOL,
+        "now + kPausePerWait * lacked", "now",
+        LEASE_TESTS,
+    ),
+    bug(
+        CORES, "a thread that lost a borrowed core is waited for there", POOL,
+        "            worker.move_to(core);\n", "",
+        LEASE_TESTS,
+    ),
+    bug(
+        CORES, "a thread stays on the core of its caller", POOL,
+        "if (moved.exchange(false)) bind_to(core);", "moved = false;",
         LEASE_TESTS,
     ),
 )  # fmt: skip

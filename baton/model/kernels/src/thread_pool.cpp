@@ -1,10 +1,13 @@
 // Implements thread_pool.h. After a call workers spin briefly, because a model's next call follows soon, then sleep.
 #include "thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -20,6 +23,9 @@ namespace {
 
 constexpr int kSpins = 4000;  // some tens of microseconds: a little longer than the gap between two kernels
 constexpr int64_t kMaxThreads = 256;
+constexpr int kYieldsPerLook = 256;    // about a hundred microseconds
+constexpr std::chrono::milliseconds kAsleep{1};
+constexpr int64_t kPausePerWait = 8;  // a borrowed thread waits for its core a ninth of the time at most
 
 inline void cpu_relax() {
 #if defined(__x86_64__)
@@ -29,27 +35,49 @@ inline void cpu_relax() {
 #endif
 }
 
-// Binds the calling thread to one core. False if this process may not use it.
-bool bind_to(int64_t core) {
+// Binds a thread, 0 for the calling one, to one core. False if this process may not use it.
+bool bind_to(int64_t core, pid_t thread = 0) {
     cpu_set_t cores;
     CPU_ZERO(&cores);
     CPU_SET(core, &cores);
-    return sched_setaffinity(0, sizeof(cores), &cores) == 0;
+    return sched_setaffinity(thread, sizeof(cores), &cores) == 0;
 }
 
-// Time for which the calling thread had a core; time in which the owner had it does not count.
-int64_t thread_cpu_ns() {
+int64_t clock_ns(clockid_t clock) {
     timespec time;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    clock_gettime(clock, &time);
     return (int64_t)time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-// `allowed`: it may join the open call. `core` and `owners`: of a borrowed core.
+// `allowed`: it may join the open call. All else is of a thread on a borrowed core, and written before the pool counts it
+// unless atomic.
 struct Worker {
     std::condition_variable wake;
     std::atomic<bool> sleeping{false}, allowed{false};
-    std::atomic<uint64_t> owners{0};
+
     int64_t core = -1;
+    pid_t thread = 0;
+    clockid_t cpu_clock = 0;
+    std::atomic<uint64_t> owners{0};
+    std::atomic<int64_t> not_before_ns{0};
+    std::atomic<bool> active{false}, moved{false};
+    int64_t seen_cpu_ns = 0;  // by the caller that waits
+
+    // No owner computes, and the core was not found busy lately.
+    bool may_borrow() const {
+        return lease_is_idle(owners) && clock_ns(CLOCK_MONOTONIC) >= not_before_ns.load(std::memory_order_relaxed);
+    }
+
+    // The caller's core, or the one that it borrows, for the thread. A move beside another one is noticed at the next task.
+    void move_to(int64_t caller_core) {
+        moved = true;
+        bind_to(caller_core, thread);
+        moved = true;
+    }
+
+    void move_back() {
+        if (moved.exchange(false)) bind_to(core);
+    }
 };
 
 // A call is open while `generation_` is odd. A worker counted in `num_active_` may claim tasks, and the caller returns
@@ -60,7 +88,7 @@ class ThreadPool {
     int64_t size() {
         int64_t available = 1 + num_own_.load(std::memory_order_relaxed);
         for (int64_t i = 0, count = num_borrowed_; i < count; i++) {
-            const bool idle = lease_is_idle(borrowed_[i].owners);
+            const bool idle = borrowed_[i].may_borrow();
             borrowed_[i].allowed.store(idle, std::memory_order_relaxed);
             available += idle;
         }
@@ -96,6 +124,7 @@ class ThreadPool {
     }
 
     int64_t borrowed_ns() const { return borrowed_ns_; }
+    int64_t borrow_wait_ns() const { return borrow_wait_ns_; }
 
     void run(int64_t num_tasks, void (*task)(void*, int64_t), void* context) {
         if (busy_.exchange(true)) {
@@ -108,7 +137,7 @@ class ThreadPool {
         wake(borrowed_, num_borrowed_);
         run_tasks();
         generation_++;
-        for (int spins = 0; num_active_ > 0; spins++) spins < kSpins ? cpu_relax() : std::this_thread::yield();
+        wait_for_workers();
         busy_ = false;
     }
 
@@ -139,19 +168,74 @@ class ThreadPool {
         for (int64_t i = next_++; i < num_tasks_; i = next_++) task_(context_, i);
     }
 
-    void run_borrowed_tasks(const std::atomic<uint64_t>& owners) {
-        const int64_t began = thread_cpu_ns();
-        while (lease_is_idle(owners)) {
+    // Returns when no worker has a task. A thread on a borrowed core may have lost it in the middle of one, to its owner or to
+    // any program, and the kernel may keep it waiting for tens of milliseconds: with groups of processes its group has next
+    // to no share of a core that it seldom uses. So such a thread gets the core of the caller, who sleeps meanwhile.
+    void wait_for_workers() {
+        int64_t looked_ns = 0;
+        for (int spins = 1; num_active_ > 0; spins++) {
+            if (spins < kSpins)
+                cpu_relax();
+            else if ((spins - kSpins) % kYieldsPerLook == 0 && num_borrowed_ > 0 && fetch_waiting(looked_ns))
+                wait_asleep();
+            else
+                std::this_thread::yield();
+        }
+    }
+
+    // Moves the threads that had their core for less than half of the time since the last look to this one. False if there
+    // is none. `looked_ns`: when that was; 0 before the first look, which moves none.
+    bool fetch_waiting(int64_t& looked_ns) {
+        const int64_t now = clock_ns(CLOCK_MONOTONIC), core = sched_getcpu();
+        bool any = false;
+        for (int64_t i = 0, count = num_borrowed_; i < count; i++) {
+            Worker& worker = borrowed_[i];
+            const int64_t cpu = clock_ns(worker.cpu_clock), had = cpu - worker.seen_cpu_ns;
+            worker.seen_cpu_ns = cpu;
+            if (looked_ns == 0 || !worker.active || 2 * had >= now - looked_ns) continue;
+            worker.move_to(core);
+            any = true;
+        }
+        looked_ns = now;
+        return any;
+    }
+
+    // Not for ever: another thread may lose its core, too.
+    void wait_asleep() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        caller_sleeps_ = true;
+        finished_.wait_for(lock, kAsleep, [&] { return num_active_ == 0; });
+        caller_sleeps_ = false;
+    }
+
+    // The caller waits for the task at hand. Threads that have no slot (event loops, a router, other programs) may take the
+    // core in the middle of it, and in each of the hundreds of calls of a step. So a core that was lacking for some time is
+    // left alone for a multiple of it: waits are a bounded share of the time, and what is short costs little.
+    void run_borrowed_tasks(Worker& worker) {
+        const int64_t began_cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID), began = clock_ns(CLOCK_MONOTONIC);
+        while (lease_is_idle(worker.owners)) {
             const int64_t i = next_++;
             if (i >= num_tasks_) break;
             task_(context_, i);
         }
-        borrowed_ns_ += thread_cpu_ns() - began;
+        const int64_t had = clock_ns(CLOCK_THREAD_CPUTIME_ID) - began_cpu, now = clock_ns(CLOCK_MONOTONIC);
+        const int64_t lacked = now - began > had ? now - began - had : 0;
+        borrowed_ns_ += had;
+        borrow_wait_ns_ += lacked;
+        worker.not_before_ns.store(now + kPausePerWait * lacked, std::memory_order_relaxed);
+    }
+
+    void leave() {
+        if (--num_active_ > 0 || !caller_sleeps_) return;
+        std::lock_guard<std::mutex> lock(mutex_);
+        finished_.notify_one();
     }
 
     void worker_loop(Worker& worker) {
         if (worker.core >= 0) {
-            const bool bound = bind_to(worker.core);
+            worker.thread = gettid();
+            const bool bound =
+                pthread_getcpuclockid(pthread_self(), &worker.cpu_clock) == 0 && bind_to(worker.core);
             worker_bound_.load()->store(bound);
             if (!bound) return;
         }
@@ -163,20 +247,25 @@ class ThreadPool {
                 worker.wake.wait(lock, [&] { return has_work(worker, seen); });
                 worker.sleeping = false;
             }
+            worker.move_back();
+            worker.active = true;
             num_active_++;
             seen = generation_;
-            if (seen % 2 == 1) worker.core >= 0 ? run_borrowed_tasks(worker.owners) : run_tasks();
-            num_active_--;
+            if (seen % 2 == 1) worker.core >= 0 ? run_borrowed_tasks(worker) : run_tasks();
+            leave();
+            worker.active = false;
+            worker.move_back();
         }
     }
 
     std::atomic<uint64_t> generation_{0};
-    std::atomic<int64_t> next_{0}, num_active_{0}, num_own_{0}, num_borrowed_{0}, borrowed_ns_{0};
-    std::atomic<bool> busy_{false};
+    std::atomic<int64_t> next_{0}, num_active_{0}, num_own_{0}, num_borrowed_{0}, borrowed_ns_{0}, borrow_wait_ns_{0};
+    std::atomic<bool> busy_{false}, caller_sleeps_{false};
     int64_t num_tasks_ = 0;
     void (*task_)(void*, int64_t) = nullptr;
     void* context_ = nullptr;
     std::mutex mutex_, resize_mutex_;
+    std::condition_variable finished_;
     Worker own_[kMaxThreads], borrowed_[kMaxThreads];
     int64_t num_started_ = 0;
     std::atomic<std::atomic<int>*> worker_bound_{nullptr};
@@ -203,3 +292,6 @@ BATON_API bool baton_borrow_core(int64_t core, uint64_t owners) { return pool().
 
 // CPU time of calls on borrowed cores so far, in nanoseconds.
 BATON_API int64_t baton_borrowed_ns() { return pool().borrowed_ns(); }
+
+// Time for which threads in such calls lacked their core so far, in nanoseconds.
+BATON_API int64_t baton_borrow_wait_ns() { return pool().borrow_wait_ns(); }

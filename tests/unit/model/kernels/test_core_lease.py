@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +93,30 @@ def computes_on_its_own(lease: CoreLease, kernels: Kernels) -> bool:
     return lease.borrowed_s() == before
 
 
+def borrower_of() -> int:
+    """The thread of this process that is bound to the other's core."""
+    threads = (int(name) for name in os.listdir("/proc/self/task"))
+    (borrower,) = (thread for thread in threads if os.sched_getaffinity(thread) == {CORES[1]})
+    return borrower
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Two programs without a slot compute on the other's core, in sessions of their own."""
+    code = f"import os; os.sched_setaffinity(0, {{{CORES[1]}}}); print('up', flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", code]
+    programs = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) for _ in range(2)]
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"up\n"
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+
+
 def test_a_core_is_borrowed_while_its_owner_is_idle(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
     assert lease.borrowable == (CORES[1],)
     assert computes_on_its_own(lease, kernels), "the other worker has not joined yet"
@@ -103,8 +129,7 @@ def test_a_core_is_borrowed_while_its_owner_is_idle(lease: CoreLease, lease_file
 def test_a_core_goes_back_in_the_middle_of_a_call(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
     """On a busy machine any thread may be held up, so calls with and without an owner that comes back take turns."""
     linear, x = PanelLinear(kernels, torch.randn(4096, 2048), None), torch.randn(256, 2048)  # one call of the pool
-    threads = (int(name) for name in os.listdir("/proc/self/task"))
-    (borrower,) = (thread for thread in threads if os.sched_getaffinity(thread) == {CORES[1]})
+    borrower = borrower_of()
 
     def computed_ns(thread: int) -> int:
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
@@ -127,6 +152,52 @@ def test_a_core_goes_back_in_the_middle_of_a_call(lease: CoreLease, lease_file: 
         stays += borrowed_s(comes_back=False)
         gone += borrowed_s(comes_back=True)
         rounds += 1
+
+
+def test_a_core_that_others_use_is_left_alone_for_most_of_the_time(
+    lease: CoreLease, lease_file: LeaseFile, kernels: Kernels
+):
+    """Each wait for the core is followed by a pause of eight times its length; the last one's may not be over."""
+    linear, x = PanelLinear(kernels, torch.randn(4096, 2048), None), torch.randn(256, 2048)
+    lease_file.set_other(0)
+    with busy_core():
+        began, before, waits = time.monotonic(), lease.wait_s(), [0.0]
+        while waits[-1] < 0.1 or len(waits) < 10:
+            assert time.monotonic() - began < TIMEOUT_S, waits
+            linear(x)
+            if (waited := lease.wait_s() - before) > waits[-1]:
+                waits.append(waited)
+        assert 9 * waits[-2] < time.monotonic() - began
+
+
+def test_a_thread_that_lost_a_borrowed_core_gets_its_callers(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    linear, x = PanelLinear(kernels, torch.randn(4096, 2048), None), torch.randn(256, 2048)
+    wanted, borrower, done = linear(x), borrower_of(), threading.Event()
+    same: list[bool] = []
+
+    def call() -> None:
+        os.sched_setaffinity(0, {CORES[0]})
+        while not done.is_set():
+            same.append(torch.equal(linear(x), wanted))
+
+    def seen_on(core: int) -> bool:
+        deadline = time.monotonic() + TIMEOUT_S
+        while os.sched_getaffinity(borrower) != {core} and time.monotonic() < deadline:
+            pass
+        return os.sched_getaffinity(borrower) == {core}
+
+    lease_file.set_other(0)
+    caller = threading.Thread(target=call)
+    with busy_core():
+        caller.start()
+        try:
+            on_callers = seen_on(CORES[0])
+        finally:
+            done.set()
+            caller.join()
+    assert on_callers
+    assert all(same)
+    assert seen_on(CORES[1]), "it goes back once its task is done"
 
 
 def test_a_core_of_two_owners_is_borrowed_while_both_are_idle(tmp_path: Path, kernels: Kernels):
