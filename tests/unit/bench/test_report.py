@@ -211,7 +211,7 @@ PREFIX_ARMS = (
 )
 GAPS = interference.parse(["--budgets", "16"])
 GAP_ARMS = [
-    *map(interference.alone, (SPLIT, interference.COLOCATED)),
+    *map(interference.alone, (SPLIT, interference.LENT, interference.COLOCATED)),
     *map(interference.beside, GAPS.deployments),
 ]
 EXPOSED = exposed_transfer.parse(["--transports", "nixl"])
