@@ -200,7 +200,7 @@ BORROWED_CORE_SECONDS = Gauge(
 )
 BORROWED_CORE_WAIT_SECONDS = Gauge(
     "baton_borrowed_core_wait_seconds",
-    "Time for which threads that computed on such cores lacked them: others of the host had them.",
+    "Time for which threads with a part of a step lacked such cores: others had them, or memory was slow to come.",
     registry=REGISTRY,
 )
 DRAFTS_TOTAL = Counter("baton_drafts", "Proposals that steps verified, one a row.", ["drafter"], registry=REGISTRY)

@@ -55,7 +55,7 @@ CORE_BUGS = (
     ),
     bug(
         CORES, "a busy core is borrowed again at once", POOL,
-        "now + kPausePerWait * lacked", "now",
+        "now + std::min(kPausePerWait * lacked, kMaxPauseNs)", "now",
         LEASE_TESTS,
     ),
     bug(

@@ -13,18 +13,21 @@ from baton.grammar.tokenizer import GrammarTokenizer, logits_size
 def test_equal_files_give_the_same_vocabulary_while_it_is_in_use(tmp_path: Path) -> None:
     size = logits_size(MODEL_DIR)
     assert size is not None
-    copy = tmp_path / "copy"
-    shutil.copytree(MODEL_DIR, copy)
-    first = GrammarTokenizer.of_directory(MODEL_DIR, size)
+    model, copy = tmp_path / "model", tmp_path / "copy"
+    shutil.copytree(MODEL_DIR, model)
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "  ")  # content that no other test of this process uses
+    shutil.copytree(model, copy)
+    first = GrammarTokenizer.of_directory(model, size)
     assert GrammarTokenizer.of_directory(copy, size) is first
-    assert GrammarTokenizer.of_directory(MODEL_DIR, size + 32) is not first
+    assert GrammarTokenizer.of_directory(model, size + 32) is not first
     tokenizer = copy / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + " ")
     assert GrammarTokenizer.of_directory(copy, size) is not first
     first.mark = 7  # type: ignore[attr-defined]
     del first
     gc.collect()
-    assert not hasattr(GrammarTokenizer.of_directory(MODEL_DIR, size), "mark")
+    assert not hasattr(GrammarTokenizer.of_directory(model, size), "mark")
 
 
 def test_the_size_of_logits_is_that_of_the_text_model(tmp_path: Path) -> None:

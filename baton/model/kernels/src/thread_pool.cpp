@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -23,9 +24,10 @@ namespace {
 
 constexpr int kSpins = 4000;  // some tens of microseconds: a little longer than the gap between two kernels
 constexpr int64_t kMaxThreads = 256;
-constexpr int kYieldsPerLook = 256;    // about a hundred microseconds
+constexpr int64_t kLookNs = 100'000;
 constexpr std::chrono::milliseconds kAsleep{1};
-constexpr int64_t kPausePerWait = 8;  // a borrowed thread waits for its core a ninth of the time at most
+constexpr int64_t kPausePerWait = 8;  // a borrowed thread waits for its core a ninth of the time
+constexpr int64_t kMaxPauseNs = 2'000'000'000;  // a process may have been stopped, or have waited for memory
 
 inline void cpu_relax() {
 #if defined(__x86_64__)
@@ -61,18 +63,20 @@ struct Worker {
     std::atomic<uint64_t> owners{0};
     std::atomic<int64_t> not_before_ns{0};
     std::atomic<bool> active{false}, moved{false};
-    int64_t seen_cpu_ns = 0;  // by the caller that waits
+    int64_t began_ns = 0, began_cpu_ns = 0;  // of its part of a call, by the thread
+    int64_t seen_cpu_ns = 0;                 // by the caller that waits
 
     // No owner computes, and the core was not found busy lately.
     bool may_borrow() const {
         return lease_is_idle(owners) && clock_ns(CLOCK_MONOTONIC) >= not_before_ns.load(std::memory_order_relaxed);
     }
 
-    // The caller's core, or the one that it borrows, for the thread. A move beside another one is noticed at the next task.
+    // Gives the thread the caller's core. It binds itself back when it is done; if it already is, the caller does.
     void move_to(int64_t caller_core) {
         moved = true;
         bind_to(caller_core, thread);
         moved = true;
+        if (!active && moved.exchange(false)) bind_to(core, thread);
     }
 
     void move_back() {
@@ -172,21 +176,23 @@ class ThreadPool {
     // any program, and the kernel may keep it waiting for tens of milliseconds: with groups of processes its group has next
     // to no share of a core that it seldom uses. So such a thread gets the core of the caller, who sleeps meanwhile.
     void wait_for_workers() {
-        int64_t looked_ns = 0;
-        for (int spins = 1; num_active_ > 0; spins++) {
-            if (spins < kSpins)
+        int64_t looked_ns = 0;  // looks go by time: a yield may last a time slice of whoever shares the caller's core
+        bool fetched = false;
+        for (int spins = 0; num_active_ > 0; spins++) {
+            if (spins < kSpins) {
                 cpu_relax();
-            else if ((spins - kSpins) % kYieldsPerLook == 0 && num_borrowed_ > 0 && fetch_waiting(looked_ns))
-                wait_asleep();
-            else
-                std::this_thread::yield();
+                continue;
+            }
+            const int64_t now = num_borrowed_ > 0 ? clock_ns(CLOCK_MONOTONIC) : looked_ns;
+            if (now - looked_ns >= kLookNs) fetched |= fetch_waiting(looked_ns, now);
+            fetched ? wait_asleep() : std::this_thread::yield();
         }
     }
 
     // Moves the threads that had their core for less than half of the time since the last look to this one. False if there
     // is none. `looked_ns`: when that was; 0 before the first look, which moves none.
-    bool fetch_waiting(int64_t& looked_ns) {
-        const int64_t now = clock_ns(CLOCK_MONOTONIC), core = sched_getcpu();
+    bool fetch_waiting(int64_t& looked_ns, int64_t now) {
+        const int64_t core = sched_getcpu();
         bool any = false;
         for (int64_t i = 0, count = num_borrowed_; i < count; i++) {
             Worker& worker = borrowed_[i];
@@ -212,17 +218,16 @@ class ThreadPool {
     // core in the middle of it, and in each of the hundreds of calls of a step. So a core that was lacking for some time is
     // left alone for a multiple of it: waits are a bounded share of the time, and what is short costs little.
     void run_borrowed_tasks(Worker& worker) {
-        const int64_t began_cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID), began = clock_ns(CLOCK_MONOTONIC);
         while (lease_is_idle(worker.owners)) {
             const int64_t i = next_++;
             if (i >= num_tasks_) break;
             task_(context_, i);
         }
-        const int64_t had = clock_ns(CLOCK_THREAD_CPUTIME_ID) - began_cpu, now = clock_ns(CLOCK_MONOTONIC);
-        const int64_t lacked = now - began > had ? now - began - had : 0;
+        const int64_t had = clock_ns(CLOCK_THREAD_CPUTIME_ID) - worker.began_cpu_ns, now = clock_ns(CLOCK_MONOTONIC);
+        const int64_t lacked = std::max(now - worker.began_ns - had, (int64_t)0);
         borrowed_ns_ += had;
         borrow_wait_ns_ += lacked;
-        worker.not_before_ns.store(now + kPausePerWait * lacked, std::memory_order_relaxed);
+        worker.not_before_ns.store(now + std::min(kPausePerWait * lacked, kMaxPauseNs), std::memory_order_relaxed);
     }
 
     void leave() {
@@ -248,6 +253,8 @@ class ThreadPool {
                 worker.sleeping = false;
             }
             worker.move_back();
+            if (worker.core >= 0)
+                worker.began_cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID), worker.began_ns = clock_ns(CLOCK_MONOTONIC);
             worker.active = true;
             num_active_++;
             seen = generation_;

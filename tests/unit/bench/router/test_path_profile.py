@@ -16,7 +16,7 @@ from tests.redis_server import require_redis
 REQUEST = PlannedRequest(0, 0.0, (1,), 1)
 ANSWER = MeasuredAnswer(0.0, 1.0, (), 0)
 NUM_TOKENS = 96
-MAX_REQUEST_FUNCTIONS = 600  # measured 590; 14 of them instead of calls of Starlette and asyncio, which do not count
+MAX_REQUEST_FUNCTIONS = 610  # measured 601; 14 of them instead of calls of Starlette and asyncio, which do not count
 MAX_TOKEN_FUNCTIONS = 40
 MAX_TOKEN_FILES = 20  # measured 18, and 19 beside other work: a file of about nine of ten tokens counts or not
 MAX_TOKEN_VALUE_TYPES = 6
