@@ -146,13 +146,18 @@ class PrefillLimits:
     def share_step(self, ordered: Sequence[Prompt]) -> None:
         """Sets `most_in_step` of prompts in their order: a long one leaves tokens only to shorter ones behind it.
 
-        Tokens that a prompt leaves to longer ones would make it end later, and them no sooner.
+        Tokens that a prompt leaves to longer ones would make it end later, and them no sooner. What it leaves is for
+        those that are short: a long one behind it is bounded, too, so what nobody takes goes back in their order.
         """
-        contested, fewest = self.contested_tokens, math.inf
+        fewest, leaves = math.inf, list[bool]()
         for prompt in reversed(ordered):
             num_left = len(prompt.request.tokens) - prompt.num_known
-            prompt.most_in_step = contested if fewest < num_left else self.token_budget
+            leaves.append(fewest < num_left)
             fewest = min(fewest, num_left)
+        is_bounded = False
+        for prompt, leaves_some in zip(ordered, reversed(leaves), strict=True):
+            is_bounded = is_bounded or leaves_some
+            prompt.most_in_step = self.contested_tokens if is_bounded else self.token_budget
 
     def rank(self, prompt: Prompt) -> Rank:
         """The prompt's place among the others."""

@@ -79,14 +79,16 @@ class AdmissionController:
         """
         if len(self._tracked) == 1:
             self._gathers = True
-        for _ in range(MAX_PASSES):
-            if not self._gathers:
-                return
-            num_before = len(self._tracked)
-            await asyncio.sleep(0)
-            if len(self._tracked) == num_before:
-                break
-        self._gathers = False
+        try:
+            for _ in range(MAX_PASSES):
+                if not self._gathers:
+                    return
+                num_before = len(self._tracked)
+                await asyncio.sleep(0)
+                if len(self._tracked) == num_before:
+                    break
+        finally:
+            self._gathers = False
 
     async def wait_for_model(self, tracked: TrackedRequest) -> None:
         """Returns when a running request has workers that may continue it. Until then it is suspended.

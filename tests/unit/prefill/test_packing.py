@@ -24,17 +24,27 @@ def rows_of_steps(
     max_partial_prompts: int = 4,
     long_prompt_tokens: int = 0,
     policy: PrefillPolicy = PrefillPolicy.FCFS,
+    urgent: int = -1,
 ) -> list[dict[int, int]]:
-    """Tokens of each prompt, by number, in each step, until nothing can be scheduled. Prompts share no page."""
+    """Tokens of each prompt, by number, in each step, until nothing can be scheduled. Prompts share no page.
+
+    `urgent`: the number of the one prompt that has priority.
+    """
     memory = SimMemory(NUM_PAGES, PAGE_SIZE * SLOT_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), None)
     limits = PrefillLimits(
-        PAGE_SIZE, token_budget, max_partial_prompts, NUM_PAGES, long_prompt_tokens, PolicySettings(policy)
+        PAGE_SIZE,
+        token_budget,
+        max_partial_prompts,
+        NUM_PAGES,
+        long_prompt_tokens,
+        PolicySettings(policy, by_priority=True),
     )
     scheduler = PrefillScheduler(cache, ExportTable(cache.pool, 9.0, True), limits, PageChecks(cache))
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     for number, num_tokens in enumerate(prompts):
-        scheduler.add(engine_request(f"r{number}", [0] * num_tokens, salt=str(number)), 0, 9.0)
+        priority = int(number == urgent)
+        scheduler.add(engine_request(f"r{number}", [0] * num_tokens, salt=str(number), priority=priority), 0, 9.0)
     steps = []
     while (batch := scheduler.schedule(0.0)) is not None:
         steps.append({int(row.id.request_id[1:]): len(row.tokens) for row in batch.rows})
@@ -87,6 +97,18 @@ def test_long_prompts_end_one_after_another(policy: PrefillPolicy):
     """Side by side the first of two equal ones would end a step later, and the second one no sooner."""
     steps = rows_of_steps([1024, 1024], 512, long_prompt_tokens=128, policy=policy)
     assert steps == [{0: 512}, {0: 512}, {1: 512}, {1: 512}]
+
+
+def test_a_long_prompt_does_not_take_what_one_before_it_leaves():
+    """The second has a page less, so the first leaves a part of the step, which is for short ones."""
+    steps = rows_of_steps([1024, 1008], 512, long_prompt_tokens=128)
+    assert [max(n for n, step in enumerate(steps, 1) if number in step) for number in range(2)] == [3, 4]
+
+
+def test_an_urgent_long_prompt_ends_before_an_older_shorter_one():
+    """The oldest one has its share only."""
+    steps = rows_of_steps([4080, 4096], 512, long_prompt_tokens=128, policy=PrefillPolicy.SRPT, urgent=1)
+    assert [max(n for n, step in enumerate(steps, 1) if number in step) for number in range(2)] == [16, 11]
 
 
 def test_a_long_prompt_leaves_nothing_to_a_longer_one():
