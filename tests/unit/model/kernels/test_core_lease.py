@@ -158,7 +158,7 @@ def test_a_core_goes_back_in_the_middle_of_a_call(lease: CoreLease, lease_file: 
 def test_a_core_that_others_use_is_left_alone_for_most_of_the_time(
     lease: CoreLease, lease_file: LeaseFile, kernels: Kernels
 ):
-    """Each wait for the core is followed by a pause of eight times its length, at most 2 s; the last may not be over."""
+    """Each wait for the core is followed by a pause of eight times its length, at most 2 s; the last may go on."""
     linear, x = PanelLinear(kernels, torch.randn(4096, 2048), None), torch.randn(256, 2048)
     lease_file.set_other(0)
     with busy_core():
