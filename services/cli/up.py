@@ -109,7 +109,7 @@ async def run_plan(
     with shutdown_event() as stop:
         async with Supervisor(log_dir, fork_server) as supervisor, DemoServer(supervisor).serving(demo_socket):
             try:
-                if not await _start_all(plan, supervisor, stop, console):
+                if not await _start_all(plan, settings, supervisor, stop, console):
                     return 0
                 async with _task(_first_exit(supervisor, stop)) as exit_watch:
                     await _wait_until_serving(plan, settings, exit_watch, console)
@@ -119,20 +119,29 @@ async def run_plan(
     return 0
 
 
-async def _start_all(plan: LaunchPlan, supervisor: Supervisor, stop: asyncio.Event, console: Console) -> bool:
-    """Starts the processes; False if a signal to stop comes before. Raises `StartFailed`."""
+async def _start_all(
+    plan: LaunchPlan, settings: UpSettings, supervisor: Supervisor, stop: asyncio.Event, console: Console
+) -> bool:
+    """Starts the processes; False if a signal to stop comes before. Raises `StartFailed`, also if time is up."""
 
     async def start() -> None:
         for command in sorted(plan.commands, key=lambda command: command.name != "router"):
             await supervisor.start(command)  # the router first: its fork need not wait for PyTorch
 
     with console.status("importing what the processes share"):
-        async with _task(start()) as starting, _task(stop.wait()) as stop_asked:
-            await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
-            if stop.is_set():
-                return False
-            await starting
-    return True
+        return await _done_before(stop, start(), settings.start_timeout_s)
+
+
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object], timeout_s: float | None = None) -> bool:
+    """True after `work`; False if a signal to stop comes first and cancels it. Raises `StartFailed` if time is up."""
+    async with _task(work) as working, _task(stop.wait()) as stop_asked:
+        done, _ = await asyncio.wait([working, stop_asked], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return False
+        if timeout_s is not None and not done:
+            raise _too_late(timeout_s)
+        await working
+        return True
 
 
 async def _first_exit(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
@@ -148,14 +157,14 @@ async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Co
     while (exited := await _first_exit(supervisor, stop)) is not None:
         if exited in supervisor.asked:
             console.print(f"{exited.name} was ended from the page. It is started again.", highlight=False)
-            await supervisor.restart(exited)
+            await _done_before(stop, supervisor.restart(exited))
             continue
         now = time.monotonic()
         exits_s = [at for at in exits_s if now - at < _RESTART_WINDOW_S] + [now]
         if len(exits_s) > _MAX_RESTARTS:
             raise StartFailed(_exit_report(exited))
         console.print(_exit_report(exited), "It is started again.", sep="\n", markup=False, highlight=False)
-        await supervisor.restart(exited)
+        await _done_before(stop, supervisor.restart(exited))
 
 
 def _exit_report(child: Child) -> str:
@@ -178,10 +187,13 @@ async def _wait_until_serving(
                 raise StartFailed(_exit_report(exited))
             return
         if not check.done():
-            longer = f"--start-timeout-s {2 * settings.start_timeout_s:.0f}"
-            hint = f"Keep the logs and read them (--log-dir ./logs), or give it longer ({longer})."
-            raise StartFailed(f"no request was served within {settings.start_timeout_s:.0f} s. {hint}")
+            raise _too_late(settings.start_timeout_s)
         await check
+
+
+def _too_late(timeout_s: float) -> StartFailed:
+    hint = f"Keep the logs and read them (--log-dir ./logs), or give it longer (--start-timeout-s {2 * timeout_s:.0f})."
+    return StartFailed(f"no request was served within {timeout_s:.0f} s. {hint}")
 
 
 async def _smoke_test(plan: LaunchPlan, split: bool, exit_watch: asyncio.Task[Child | None], console: Console) -> None:

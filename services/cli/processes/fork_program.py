@@ -120,7 +120,12 @@ def fork_orphan() -> int:
     if (num_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise OSError(errno.EDEADLK, f"{num_threads - 1} threads run in the fork server, and would be lost in a fork")
     told, tell = os.pipe()
-    between = os.fork()
+    try:
+        between = os.fork()
+    except OSError:
+        os.close(told)
+        os.close(tell)
+        raise
     if between == 0:
         try:
             pid = os.fork()

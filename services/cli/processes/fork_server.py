@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.processes import die_with_parent
 from baton.services.cli.processes.child_command import ChildCommand, log_tail
+from baton.services.cli.processes.orphans import adopt_orphans
 from baton.settings.process import child_environment
 
 PROGRAM = "baton.services.cli.processes.fork_program"
@@ -33,7 +33,12 @@ NUMPY_THREADS: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1"}
 """OpenBLAS starts its threads when it is loaded, and a fork would lose them. Nothing of a step runs there."""
 END_TIMEOUT_S = 5.0
 """Longest wait for the end of a fork server that has closed its socket."""
-_PR_SET_CHILD_SUBREAPER = 36
+FORK_TIMEOUT_S = 120.0
+"""Longest wait for one fork, with the imports before it."""
+
+
+class NotForked(Exception):
+    """The fork server lives, and says why it could not fork."""
 
 
 class ForkedService:
@@ -120,15 +125,25 @@ class ServiceForkServer:
         """Starts a service; its output goes to the open file `output`.
 
         A fork server that has ended since it was ready is started once more. Raises `StartFailed` with its last lines
-        if it ends before, or with the reason why it does not fork.
+        if it ends before, or if it does not answer within `FORK_TIMEOUT_S`, and `NotForked` if it cannot fork now.
+        Cancelled, it ends the fork server, and with it a fork that this process does not know yet.
         """
         for is_last in (not self._is_ready, True):
             self.start()
             try:
-                return await self._fork(command, output)
-            except ConnectionError as error:
-                why = self._end_report()
+                async with asyncio.timeout(FORK_TIMEOUT_S):
+                    return await self._fork(command, output)
+            except NotForked:
+                raise
+            except TimeoutError as error:
                 self.close()
+                why = f"the fork server has not answered within {FORK_TIMEOUT_S:.0f} s, asked for {command.name}."
+                raise StartFailed(f"{why} Its last log lines:\n{log_tail(self._log)}") from error
+            except ConnectionError as error:
+                try:
+                    why = await self._end_report()
+                finally:
+                    self.close()
                 if is_last:
                     raise StartFailed(why) from error
             except BaseException:  # an answer may be on its way
@@ -147,7 +162,7 @@ class ServiceForkServer:
             socket.send_fds(self._requests, [request], [output, other.fileno()])
             answer = await self._answer()
             if "pid" not in answer:
-                raise StartFailed(f"{command.name} could not be forked: {answer.get('why')}")
+                raise NotForked(str(answer.get("why")))
             process = ForkedService(int(answer["pid"]))
             start.send(b"1")
         return process
@@ -161,10 +176,10 @@ class ServiceForkServer:
         answer: dict[str, Any] = json.loads(message)
         return answer
 
-    def _end_report(self) -> str:
+    async def _end_report(self) -> str:
         assert self._popen is not None
         try:
-            code: int | str = self._popen.wait(END_TIMEOUT_S)
+            code: int | str = await asyncio.to_thread(self._popen.wait, END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = "unknown"
         return f"the fork server ended by itself with exit code {code}. Its last log lines:\n{log_tail(self._log)}"
@@ -188,10 +203,3 @@ def can_fork() -> bool:
     except OSError:  # an old kernel, or a sandbox
         return False
     return True
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of those below it whose own parent ends. Raises `OSError` if refused."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +17,12 @@ from pathlib import Path
 from baton.services.cli.processes import die_with_parent
 from baton.services.cli.processes.child_command import ChildCommand as ChildCommand
 from baton.services.cli.processes.child_command import log_tail
-from baton.services.cli.processes.fork_server import ForkedService, ServiceForkServer
+from baton.services.cli.processes.fork_server import ForkedService, NotForked, ServiceForkServer
+from baton.services.cli.processes.orphans import reap_strangers
 from baton.settings.process import child_environment
 
 KILL_TIMEOUT_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class Child:
@@ -52,7 +56,10 @@ class Child:
 
 
 class Supervisor:
-    """All children of this process. Leaving the context kills those that still run."""
+    """All children of this process. Leaving the context kills those that still run.
+
+    With a fork server it reaps orphans, too, when they end: within the context, as SIGCHLD arrives.
+    """
 
     def __init__(self, log_dir: Path, fork_server: ServiceForkServer | None = None) -> None:
         """`fork_server`: starts the services that it takes."""
@@ -63,26 +70,39 @@ class Supervisor:
         """Children that `end` has ended: their exit is no fault."""
 
     async def __aenter__(self) -> Supervisor:
+        if self._fork_server is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_strangers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(child.stop(grace_s=0.0) for child in self.children))
+        if self._fork_server is not None:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+            reap_strangers()
 
     async def start(self, command: ChildCommand) -> Child:
         """Starts a child in its own session: Ctrl-C in a terminal reaches only this process, which then stops
         its children in order.
 
-        Raises `OSError` when the log cannot be written or the program does not exist, `StartFailed` when the fork
-        server does not fork.
+        What the fork server cannot fork now is started by itself. Raises `OSError` when the log cannot be written or
+        the program does not exist, `StartFailed` when the fork server ends or does not answer.
         """
         log = self._log_dir / f"{command.name}.log"
         with log.open("ab") as output:
-            if self._fork_server is not None and self._fork_server.takes(command):
-                child = Child(command, log, await self._fork_server.fork(command, output.fileno()))
-            else:
-                child = Child(command, log, await _execute(command, output.fileno()))
+            process = await self._fork(command, output.fileno()) or await _execute(command, output.fileno())
+        child = Child(command, log, process)
         self.children.append(child)
         return child
+
+    async def _fork(self, command: ChildCommand, output: int) -> ForkedService | None:
+        """A fork; None where the service has to be started by itself."""
+        if self._fork_server is None or not self._fork_server.takes(command):
+            return None
+        try:
+            return await self._fork_server.fork(command, output)
+        except NotForked as error:
+            _log.warning("%s could not be forked, and is started by itself: %s", command.name, error)
+            return None
 
     def end(self, child: Child, *, graceful: bool) -> None:
         """Terminates or kills a child; `first_exit` returns it."""

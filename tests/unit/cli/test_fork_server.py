@@ -11,14 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.processes import fork_program
+from baton.services.cli.processes import fork_server as fork_server_module
 from baton.services.cli.processes.child_command import ChildCommand
-from baton.services.cli.processes.fork_server import LOG_NAME, ServiceForkServer, can_fork
+from baton.services.cli.processes.fork_server import LOG_NAME, ForkedService, ServiceForkServer, can_fork
 from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.settings.process import thread_variables
 
@@ -26,6 +28,22 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adop
 
 DEADLINE_S = 60.0
 SERVES = ("--model=bundled", "--port=0", "--metrics-port=0", "--redis-url=memory://")
+
+FOREIGN_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+FAILING_ONCE = """
+import errno, os
+fork = os.fork
+def fail():
+    os.fork = fork
+    raise OSError(errno.EAGAIN, "no process to be had")
+os.fork = fail
+"""
+WITH_A_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+child.wait()
+"""
 
 ORPHANING = """
 import asyncio, sys
@@ -76,6 +94,11 @@ def parent_of(pid: int) -> int:
 
 def arguments_of(pid: int) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")))
+
+
+def exists(pid: int) -> bool:
+    """True until a process has been reaped."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def exit_code_of(pid: int) -> int:
@@ -186,3 +209,73 @@ def test_forks_end_with_a_killed_supervisor(tmp_path):
         finally:
             os.close(child)
             os.close(server)
+
+
+@pytest.fixture
+def with_startup_code(tmp_path):
+    """A router whose interpreter, and the fork server's, runs given code first; and its fork server."""
+    servers: list[ServiceForkServer] = []
+
+    def make(code: str) -> tuple[ChildCommand, ServiceForkServer]:
+        (tmp_path / "sitecustomize.py").write_text(code)
+        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = replace(router("router"), variables={**thread_variables(2), "PYTHONPATH": path})
+        servers.append(ServiceForkServer([command], tmp_path))
+        return command, servers[0]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+async def test_beside_a_foreign_thread_services_start_by_themselves(with_startup_code, tmp_path, caplog):
+    command, fork_server = with_startup_code(FOREIGN_THREAD)
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        for _ in range(2):
+            child = await supervisor.start(command)
+            assert not isinstance(child.process, ForkedService)
+        await wait_for_log(child, "router_listening")
+    assert caplog.text.count("router could not be forked, and is started by itself") == 2
+    assert "1 threads run in the fork server" in caplog.text
+
+
+async def test_after_a_failed_fork_the_next_service_is_forked(with_startup_code, tmp_path, caplog):
+    command, fork_server = with_startup_code(FAILING_ONCE)
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        first = await supervisor.start(command)
+        assert not isinstance(first.process, ForkedService)
+        assert "no process to be had" in caplog.text
+        second = await supervisor.start(command)
+        assert isinstance(second.process, ForkedService)
+        for child in (first, second):
+            await wait_for_log(child, "router_listening")
+
+
+async def test_a_server_that_does_not_answer_is_killed(fork_server, tmp_path, monkeypatch):
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        await supervisor.start(router("first"))
+        server = fork_server_of(os.getpid())
+        os.kill(server, signal.SIGSTOP)
+        monkeypatch.setattr(fork_server_module, "FORK_TIMEOUT_S", 0.1)
+        with pytest.raises(StartFailed, match="has not answered within 0 s, asked for second"):
+            await supervisor.start(router("second"))
+        assert not exists(server)
+
+
+async def test_an_orphan_of_a_killed_service_is_reaped(fork_server, tmp_path):
+    """Its parent is killed, so it becomes a child of this process, and ends at the end of its input."""
+    parent = ChildCommand("parent", (sys.executable, "-c", WITH_A_CHILD), {})
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        fork_server.start()  # adopts orphans
+        child = await supervisor.start(parent)
+        await wait_for_log(child, "\n")
+        orphan = int(child.log.read_text().split()[0])
+        supervisor.end(child, graceful=False)
+        await child.exit
+
+        async def reaped() -> None:
+            while exists(orphan):
+                await asyncio.to_thread(select.select, [], [], [], 0.01)
+
+        await asyncio.wait_for(reaped(), DEADLINE_S)
+        assert child.process.returncode == -signal.SIGKILL

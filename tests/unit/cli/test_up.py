@@ -15,12 +15,15 @@ from rich.console import Console
 from baton.services.cli import up as up_module
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.plan import LaunchPlan
+from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.ports import free_ports
 from baton.services.cli.processes.supervisor import Child, ChildCommand, Supervisor
 from baton.services.cli.settings import UpSettings
 from baton.services.cli.up import run_plan
 from baton.services.router.settings import RouterSettings
 from baton.settings.trust import read_trust
+from tests.unit.cli.test_fork_server import exists, fork_server_of
+from tests.unit.cli.test_fork_server import router as forked_router
 
 TINY = Path(__file__).with_name("tiny_service.py")
 DEADLINE_S = 30.0
@@ -55,9 +58,15 @@ def plan_of(flaws: str, **extra: str) -> LaunchPlan:
     return LaunchPlan(tuple(commands), url, (), (f"{url}/metrics",), (), f"{url}/metrics")
 
 
-async def run(plan: LaunchPlan, tmp_path: Path, start_timeout_s: float = DEADLINE_S) -> int:
+async def run(
+    plan: LaunchPlan,
+    tmp_path: Path,
+    start_timeout_s: float = DEADLINE_S,
+    fork_server: ServiceForkServer | None = None,
+) -> int:
     settings = UpSettings(start_timeout_s=start_timeout_s, drain_timeout_s=5)
-    return await asyncio.wait_for(run_plan(plan, settings, tmp_path, Console(file=io.StringIO())), DEADLINE_S)
+    console = Console(file=io.StringIO())
+    return await asyncio.wait_for(run_plan(plan, settings, tmp_path, console, None, fork_server), DEADLINE_S)
 
 
 async def test_up_serves_until_sigterm(arrivals, tmp_path, monkeypatch, capsys):
@@ -164,6 +173,55 @@ async def test_a_signal_while_starting_ends_cleanly(arrivals, tmp_path):
     os.kill(os.getpid(), signal.SIGINT)
     assert await task == 0
     assert child.process.returncode is not None
+
+
+@pytest.fixture
+def forking(tmp_path):
+    """A plan with a service that is forked, and its fork server."""
+    plan = plan_of("")
+    plan = replace(plan, commands=(forked_router("decode-0"), *plan.commands))
+    fork_server = ServiceForkServer(plan.commands, tmp_path)
+    yield plan, fork_server
+    fork_server.close()
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
+async def test_a_signal_ends_a_restart_that_hangs(arrivals, tmp_path, monkeypatch, forking):
+    """The fork server is stopped, and a service is killed."""
+    plan, fork_server = forking
+    servers: list[int] = []
+    restart = Supervisor.restart
+
+    async def restart_and_sigterm(self, child):
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        return await restart(self, child)
+
+    async def disturb() -> None:
+        while (child := await arrivals.get()).name != "decode-0":
+            pass
+        servers.append(fork_server_of(os.getpid()))
+        os.kill(servers[0], signal.SIGSTOP)
+        child.process.kill()
+
+    tasks = []
+    monkeypatch.setattr(Supervisor, "restart", restart_and_sigterm)
+    monkeypatch.setattr(up_module, "_welcome", lambda *_, **__: tasks.append(asyncio.create_task(disturb())))
+    assert await run(plan, tmp_path, fork_server=fork_server) == 0
+    await tasks[0]
+    assert not exists(servers[0])
+    assert None not in exit_codes(arrivals)
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
+async def test_a_fork_server_that_hangs_ends_the_start_at_its_deadline(arrivals, tmp_path, forking):
+    plan, fork_server = forking
+    fork_server.start()
+    server = fork_server_of(os.getpid())
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(StartFailed, match="no request was served within 1 s"):
+        await run(plan, tmp_path, start_timeout_s=1.0, fork_server=fork_server)
+    assert not exists(server)
+    assert exit_codes(arrivals) == [0]
 
 
 def test_temporary_logs_are_removed_and_kept_ones_stay(tmp_path, monkeypatch):
