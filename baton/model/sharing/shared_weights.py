@@ -170,17 +170,18 @@ class _SharedLoader:
         num_threads = len(os.sched_getaffinity(0))  # a short read, before this worker has other work
         with cached.reading(MAX_REREAD_S):
             file = cached.open(num_threads)
-            if file is None or not self._is_on_small_pages(file):
+            if file is None or not self._is_on_small_pages(file) or not cached.may_drop_pages():
                 return file
         del file  # the kernel drops no page that is mapped
         with cached.reading(MAX_REREAD_S, alone=True) as is_alone:
+            is_dropped = is_alone and cached.drop_pages()  # False if another worker has just done it
             file = cached.open(num_threads)
-            if file is None or not is_alone or not self._is_on_small_pages(file):
-                return file
-            del file
-            if cached.drop_pages():
-                self._plan.on_event("weights_read_anew", path=str(cached.path))
-            return cached.open(num_threads)
+        if is_dropped and file is not None:
+            is_small = self._is_on_small_pages(file)  # a process without the lock maps it: an older worker, or a copy
+            self._plan.on_event(
+                "weights_still_on_small_pages" if is_small else "weights_read_anew", path=str(cached.path)
+            )
+        return file
 
     def _is_on_small_pages(self, file: WeightFile) -> bool:
         memory = measure_memory(file.tensors)

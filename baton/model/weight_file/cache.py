@@ -6,6 +6,7 @@ unlinked, which processes that map it do not notice.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,8 @@ class CachedWeights:
     def reading(self, timeout_s: float, *, alone: bool = False) -> Iterator[bool]:
         """Keeps others from dropping the file's pages within the context; `alone`: from opening the file, too.
 
-        Gives False, and keeps nobody, without a file or after `timeout_s`.
+        Gives False, and keeps nobody, without a file, after `timeout_s`, or where the file system refuses the lock: NFS
+        has no exclusive one for a file that is open to be read.
         """
         try:
             lock = FileLock(self.path, shared=not alone, create=False)
@@ -69,23 +71,37 @@ class CachedWeights:
             try:
                 if not lock.try_acquire():
                     lock.acquire(timeout_s)
-            except LockTimeout:
+            except (LockTimeout, OSError):
                 held = False
             yield held
         finally:
             lock.close()
 
+    def may_drop_pages(self) -> bool:
+        """False within `REREAD_INTERVAL_S` of the last time, which may have been no use, or if it cannot be noted."""
+        try:
+            file = open_own(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            return _may_drop(file)
+        finally:
+            os.close(file)
+
     def drop_pages(self) -> bool:
         """Has the kernel forget what it has read of the file, but for pages that a process maps.
 
-        False, and nothing is dropped, within `REREAD_INTERVAL_S` of the last time, or where that cannot be noted:
-        reading the file may have been of no use.
+        False, and nothing is dropped, without a file, unless `may_drop_pages`, and where the disk fails. Waits until
+        the file is on the disk: the kernel drops no page that it has yet to write.
         """
-        file = open_own(self.path, os.O_RDONLY)
         try:
-            now = time.time()
-            if not 0 <= now - _noted_time(file) < REREAD_INTERVAL_S:
-                os.setxattr(file, DROPPED_AT, str(int(now)).encode())
+            file = open_own(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            if _may_drop(file):
+                os.fsync(file)
+                os.setxattr(file, DROPPED_AT, str(int(time.time())).encode())
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                 return True
         except (OSError, AttributeError):  # AttributeError: not on this system
@@ -120,12 +136,16 @@ class CachedWeights:
                     path.unlink()
 
 
-def _noted_time(file: int) -> float:
-    """The time in `DROPPED_AT`; that of 1970 without one."""
+def _may_drop(file: int) -> bool:
+    """See `CachedWeights.may_drop_pages`."""
     try:
-        return float(os.getxattr(file, DROPPED_AT))
-    except (OSError, ValueError):
-        return 0.0
+        return not 0 <= time.time() - float(os.getxattr(file, DROPPED_AT)) < REREAD_INTERVAL_S
+    except ValueError:
+        return True
+    except OSError as error:
+        return error.errno == errno.ENODATA  # never dropped; otherwise there are no attributes here
+    except AttributeError:  # not on this system
+        return False
 
 
 def _sync_directory(path: Path) -> None:
