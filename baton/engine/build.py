@@ -15,7 +15,15 @@ from baton.domain.media.span import MediaRules
 from baton.engine.masks import MaskFiller
 from baton.engine.media.step_inputs import EmbeddingSource
 from baton.engine.media.vision import EngineVision, engine_vision, media_rules
-from baton.engine.pool.memory import allocate_pool, choose_plan, empty_cache, host_memory, raise_if_out_of_memory
+from baton.engine.pool.memory import (
+    allocate_pool,
+    choose_plan,
+    empty_cache,
+    host_memory,
+    raise_if_out_of_memory,
+    touch_pool,
+)
+from baton.engine.pool.touch import TouchThread
 from baton.engine.runner import ModelRunner
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.matcher import one_line
@@ -77,6 +85,7 @@ class Engine:
     worker registers, as in `WorkerRecord`. `num_head_layers`: of the head that drafts; 0: none does.
     `num_host_pages`: host pages for preempted rows. `media`: what the model asks of media spans; None: only text is
     served. `vision`: what encodes images, in prefill workers.
+    `touch`: what still touches the pool; None: nothing does.
     """
 
     geometry: KVGeometry
@@ -96,6 +105,7 @@ class Engine:
     num_host_pages: int = 0
     media: MediaRules | None = None
     vision: EngineVision | None = None
+    touch: TouchThread | None = None
 
     @property
     def grammars(self) -> str:
@@ -117,7 +127,7 @@ def build_engine(
     that runs as a CUDA graph. `decodes`: checks the bits of rows of several tokens, too, and loads no vision tower.
     `media_bytes`: most bytes of the images that are held. `step_tokens`: see `choose_plan`. Blocks until the model is
     loaded.
-    Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
+    Raises `SettingsError`, `UnreadableModel`, `UnsupportedModel`, or `OSError` without memory for the pool.
     """
     configure_threads(settings.threads)
     directory = resolve_model(settings.model)
@@ -138,6 +148,7 @@ def build_engine(
     num_host_pages = plan.num_whole_pages(model.geometry) if num_host_pages is None else num_host_pages
     host = host_memory(num_host_pages, model.geometry) if num_host_pages else None
     storage, memory = allocate_pool(model, plan, host)
+    touch = touch_pool(memory)
     vision = engine_vision(directory, model, root.result(), media_bytes, settings.vision)
     runner = _runner(model, storage, max_graph_rows, masks, None if vision is None else vision.store)
     max_model_len = min(model.config.max_model_len, (plan.num_pages - 1) * settings.page_size)
@@ -154,7 +165,7 @@ def build_engine(
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
-        verification, model.kernel_name, len(model.head), num_host_pages, media, vision,
+        verification, model.kernel_name, len(model.head), num_host_pages, media, vision, touch,
     )  # fmt: skip
 
 

@@ -109,6 +109,9 @@ class _Worker:
         self._store = context.store
         self._lifecycle = lifecycle = context.lifecycle
         self._stack = stack = context.stack
+        if engine.touch is not None:
+            engine.touch.on_failure(lifecycle.on_crash)
+            stack.callback(engine.touch.close)
         self._id = context.worker_id
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from baton.engine.pool.touch import touch_beside
+from baton.engine.pool.touch import TouchThread, touch_beside
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.geometry import KVGeometry, PageWindow
 from baton.kv.memory import PageMemory, PoolMemory
@@ -56,22 +56,27 @@ def choose_plan(settings: WorkerSettings, model: LoadedModel, step_tokens: int, 
 
 
 def allocate_pool(model: LoadedModel, plan: PoolPlan, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
-    """The pages as tensors and as bytes. On the host they are touched beside the start.
+    """The pages as tensors and as bytes. On the host `touch_pool` touches them, before any use.
 
     Raises `SettingsError` if they do not fit a GPU.
     """
     geometry, num_pages = model.geometry, plan.num_pages
     if plan.num_slots is not None:
         windowed = WindowedMemory.allocate(num_pages, plan.num_slots, geometry.part_ends)
-        touch_beside((windowed.leading, windowed.windows))
         return PageStorage.on_memory(geometry, windowed, host), windowed
     if model.device == "cpu":
         memory = PageMemory(num_pages, geometry.page_bytes, geometry.part_ends)
-        touch_beside((memory,))
         return PageStorage.on_memory(geometry, memory, host), memory
     with raise_if_out_of_memory(f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"):
         storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)
     return storage, DeviceMemory(storage, CudaCopyStream(storage.device))
+
+
+def touch_pool(memory: PoolMemory) -> TouchThread | None:
+    """Touches `memory` on the host, see `touch_beside`; None if nothing is left to be touched beside the start."""
+    if isinstance(memory, WindowedMemory):
+        return touch_beside((memory.leading, memory.windows))
+    return touch_beside((memory,)) if isinstance(memory, PageMemory) else None
 
 
 def host_memory(num_slots: int, geometry: KVGeometry) -> PageMemory:
