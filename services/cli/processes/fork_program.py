@@ -147,11 +147,11 @@ def fork_orphan() -> int:
 
 
 def become(words: Sequence[str], parent: int, log: int, start: int) -> None:
-    """Makes a new process what the supervisor would have started: session, output, arguments, end with its parent.
+    """Makes a new process what the supervisor would have started: group, output, arguments, end with its parent.
 
     Ends it if the supervisor has gone, or does not know its pid.
     """
-    os.setsid()
+    os.setpgid(0, 0)
     for output in (1, 2):
         os.dup2(log, output)
     os.close(log)

@@ -1,7 +1,7 @@
 """Starts services as forks of one process that has imported everything: the client of `fork_program`.
 
 Called by `Supervisor`. A fork shares the memory of imports with the others and spends no time on them. It has its own
-session, log, arguments for `ps` and end, as a started process has: only `pid` tells that another process forked it.
+process group, log, arguments for `ps` and end, as a started process has: only `pid` tells that another forked it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ServiceForkServer:
                 stderr=subprocess.STDOUT,
                 env=child_environment({**self._variables, **NUMPY_THREADS}),
                 pass_fds=[other.fileno()],
-                start_new_session=True,
+                process_group=0,
             )
         requests.setblocking(False)
         self._requests, self._is_ready = requests, False

@@ -24,12 +24,12 @@ def adopt_orphans() -> None:
 def reap_strangers() -> None:
     """Reaps ended children that neither this process nor its fork server has started as a service. Never waits.
 
-    They are in another process's session. What this process starts is in its own session or leads one, and so does a
-    service. A child of a service that leads a session of its own is left.
+    They are in another process's group. What this process starts is in its own group or leads one, and so does a
+    service. A child of a service that leads a group of its own is left.
     """
-    own_session = os.getsid(0)
+    own_group = os.getpgrp()
     with contextlib.suppress(FileNotFoundError):  # a kernel without this list
         for child in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
             with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped meanwhile
-                if os.getsid(child) not in (own_session, child):
+                if os.getpgid(child) not in (own_group, child):
                     os.waitpid(child, os.WNOHANG)

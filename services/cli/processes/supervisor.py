@@ -81,7 +81,7 @@ class Supervisor:
             reap_strangers()
 
     async def start(self, command: ChildCommand) -> Child:
-        """Starts a child in its own session: Ctrl-C in a terminal reaches only this process, which then stops
+        """Starts a child in its own process group: Ctrl-C in a terminal reaches only this process, which then stops
         its children in order.
 
         What the fork server cannot fork now is started by itself. Raises `OSError` when the log cannot be written or
@@ -142,5 +142,5 @@ async def _execute(command: ChildCommand, output: int) -> asyncio.subprocess.Pro
         stdout=output,
         stderr=asyncio.subprocess.STDOUT,
         env=child_environment(command.variables),
-        start_new_session=True,
+        process_group=0,
     )

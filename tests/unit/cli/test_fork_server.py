@@ -107,19 +107,28 @@ def exit_code_of(pid: int) -> int:
 
 
 def fork_server_of(pid: int) -> int:
-    """The fork server among the children of `pid`."""
+    """The fork server among the children of `pid`: the first, as its forks have its arguments for a moment."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    [found] = [int(child) for child in children if b"fork_program" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    return found
+    return min(int(child) for child in children if b"fork_program" in Path(f"/proc/{child}/cmdline").read_bytes())
 
 
-async def test_a_fork_is_a_child_with_arguments_session_and_log(fork_server, tmp_path):
+def assert_has_its_own_group_in_this_session(pid: int) -> None:
+    """Signals of a terminal do not reach it, and the kernel shares cores among the threads of all services."""
+    assert os.getpgid(pid) == pid
+    assert os.getsid(pid) == os.getsid(0)
+    scheduled = Path(f"/proc/{pid}/autogroup")
+    if scheduled.exists():
+        assert scheduled.read_text() == Path("/proc/self/autogroup").read_text()
+
+
+async def test_a_fork_is_a_child_with_arguments_group_and_log(fork_server, tmp_path):
     async with Supervisor(tmp_path, fork_server) as supervisor:
         child = await supervisor.start(router("router"))
         await wait_for_log(child, "router_listening")
         pid = child.process.pid
         assert parent_of(pid) == os.getpid()
-        assert os.getsid(pid) == pid
+        assert_has_its_own_group_in_this_session(pid)
+        assert_has_its_own_group_in_this_session(fork_server_of(os.getpid()))
         assert arguments_of(pid) == child.command.arguments
         assert await supervisor.stop((), grace_s=DEADLINE_S) == []
     assert child.process.returncode == 0
@@ -253,7 +262,7 @@ async def test_after_a_failed_fork_the_next_service_is_forked(with_startup_code,
 
 async def test_a_server_that_does_not_answer_is_killed(fork_server, tmp_path, monkeypatch):
     async with Supervisor(tmp_path, fork_server) as supervisor:
-        await supervisor.start(router("first"))
+        await wait_for_log(await supervisor.start(router("first")), "router_listening")  # it has its arguments by then
         server = fork_server_of(os.getpid())
         os.kill(server, signal.SIGSTOP)
         monkeypatch.setattr(fork_server_module, "FORK_TIMEOUT_S", 0.1)

@@ -94,6 +94,9 @@ async def test_leaving_the_context_kills_every_child(tmp_path):
     async def start_and_fail() -> None:
         async with Supervisor(tmp_path) as supervisor:
             children.append(await supervisor.start(ChildCommand("mule", (sys.executable, "-c", STUBBORN), {})))
+            pid = children[0].process.pid
+            assert os.getpgid(pid) == pid, "signals of a terminal do not reach it"
+            assert os.getsid(pid) == os.getsid(0), "the kernel shares cores among sessions first"
             raise ZeroDivisionError
 
     children: list[Child] = []
