@@ -164,10 +164,6 @@ class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
         attempts = self.sequences[0].attempts if self.sequences else ()
         return attempts[-1] if attempts else None
 
-    def stage_us(self, *stages: Stage) -> int:
-        """Time in these stages together."""
-        return sum(each.duration_us for each in self.stages if each.stage in stages)
-
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RequestTrace)

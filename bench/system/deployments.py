@@ -33,6 +33,8 @@ KV_MEMORY_MIB = 256
 """Of a worker. Up to ten of them run side by side, and 16,000 tokens of the shape `m32` fit."""
 
 SPLIT_FLAGS = ("--prefill", "1", "--decode", "1")
+OWN_CORES = "--no-lend-cores"
+"""Of `baton up`: an idle worker's core is not lent, so each worker has one thread at any time."""
 
 
 def colocated_flags(token_budget: int) -> tuple[str, ...]:

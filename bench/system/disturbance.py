@@ -50,13 +50,13 @@ from bench.harness.running_system import running_system
 from bench.harness.signals import run_command
 from bench.harness.task_times import TaskTimes, WatchedThreads, service_processes, steal_s, task_ids
 from bench.system.arrangements import ARRANGEMENTS, STARTED, SystemThreads, arranged
-from bench.system.deployments import KV_MEMORY_MIB, SPLIT_FLAGS, WAIT_S
+from bench.system.deployments import KV_MEMORY_MIB, OWN_CORES, SPLIT_FLAGS, WAIT_S
 from bench.system.gap_causes import CAUSES, AloneTimes, GapRecord, excess_ms, records_of, slow_gaps, tail_gaps
 from bench.system.interference import PROMPT_OUTPUT_TOKENS, STREAM_PROMPT_TOKENS, STREAM_TOKENS, plan_block, prompt_s
 from bench.system.interference import parse as parse_interference
 from bench.system.load_client import LoadClient
 
-SYSTEMS = {"own": (*SPLIT_FLAGS, "--no-lend-cores"), "lent": SPLIT_FLAGS}
+SYSTEMS = {"own": (*SPLIT_FLAGS, OWN_CORES), "lent": SPLIT_FLAGS}
 ALONE, PROMPTS, COPIES, ARITHMETIC = "alone", "prompts", "copies", "arithmetic"
 _HOGS = {
     COPIES: "import ctypes\na = ctypes.create_string_buffer(1 << 26)\nb = ctypes.create_string_buffer(1 << 26)\n"

@@ -49,6 +49,7 @@ from bench.harness.rotations import (
 from bench.harness.signals import run_command
 from bench.system.deployments import (
     MIXED,
+    OWN_CORES,
     SPLIT,
     SPLIT_FLAGS,
     UNCHUNKED,
@@ -241,9 +242,9 @@ def remarks_of(options: GoodputOptions, capacity: Capacity) -> list[Remark]:
 def run(options: GoodputOptions, console: Console) -> list[Finding]:
     """Runs all rotations. Raises `RuntimeError` if a request fails."""
     systems = {
-        SPLIT: SPLIT_FLAGS,
-        MIXED: colocated_flags(options.chunk_tokens),
-        UNCHUNKED: colocated_flags(UNLIMITED_BUDGET),
+        SPLIT: (*SPLIT_FLAGS, OWN_CORES),
+        MIXED: (*colocated_flags(options.chunk_tokens), OWN_CORES),
+        UNCHUNKED: (*colocated_flags(UNLIMITED_BUDGET), OWN_CORES),
     }
     with running_clients(systems, options.shape, options.dtype, options.seed, console) as (runner, clients):
         with console.status("one request at a time"):

@@ -54,6 +54,7 @@ from bench.harness.rotations import (
 from bench.harness.signals import run_command
 from bench.system.deployments import (
     MIXED,
+    OWN_CORES,
     SPLIT,
     SPLIT_FLAGS,
     UNCHUNKED,
@@ -99,11 +100,9 @@ class InterferenceOptions:
     @property
     def systems(self) -> dict[str, tuple[str, ...]]:
         """Flags of `baton up`. A worker's budget includes its rows, so the streams are added to it."""
-        chunked = {
-            mixed(budget): (*colocated_flags(budget + self.streams), "--no-lend-cores") for budget in self.budgets
-        }
-        split = {SPLIT: (*SPLIT_FLAGS, "--no-lend-cores"), LENT: SPLIT_FLAGS}
-        return {**split, UNCHUNKED: (*colocated_flags(UNLIMITED_BUDGET), "--no-lend-cores"), **chunked}
+        chunked = {mixed(budget): (*colocated_flags(budget + self.streams), OWN_CORES) for budget in self.budgets}
+        split = {SPLIT: (*SPLIT_FLAGS, OWN_CORES), LENT: SPLIT_FLAGS}
+        return {**split, UNCHUNKED: (*colocated_flags(UNLIMITED_BUDGET), OWN_CORES), **chunked}
 
 
 def mixed(budget: int) -> str:

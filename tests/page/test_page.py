@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from baton.domain.worker import BrokenLink, LinkRecord, MediaCounts, PageCounts, WorkerLoad, WorkerStatus
+from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.demo_control import DemoServer
-from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
+from baton.services.cli.processes.supervisor import Supervisor
 from baton.services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Hold as HoldAction
 from tests.mock_workers import Phase, ScriptedAction

@@ -36,13 +36,10 @@ class WindowedMemory:
         """Replaced by that of the pool: see `join`."""
 
     @classmethod
-    def allocate(
-        cls, num_pages: int, num_slots: int, part_ends: tuple[int, ...], *, prefault: bool = False
-    ) -> WindowedMemory:
+    def allocate(cls, num_pages: int, num_slots: int, part_ends: tuple[int, ...]) -> WindowedMemory:
         """Zeroed memory of `num_pages` pages that end at `part_ends[-2]`, and of `num_slots` last parts."""
         *leading_ends, edge, end = part_ends
-        leading = PageMemory(num_pages, edge, (*leading_ends, edge), prefault=prefault)
-        return cls(leading, PageMemory(num_slots, end - edge, prefault=prefault))
+        return cls(PageMemory(num_pages, edge, (*leading_ends, edge)), PageMemory(num_slots, end - edge))
 
     def join(self, pool: PagePool) -> WindowSlots:
         """Gives `pool`, none of whose pages is used yet, its window slots."""

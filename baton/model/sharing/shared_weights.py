@@ -34,7 +34,7 @@ from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.loading.quantization import Quantization
 from baton.model.sharing.weight_key import LoadOptions, key_of, key_parts
 from baton.model.sharing.weight_manifest import make_manifest, restore
-from baton.model.smaps import measure_memory
+from baton.model.smaps import WeightMemory, measure_memory
 from baton.model.weight_file.cache import CachedWeights
 from baton.model.weight_file.format import DamagedFile, WeightFile
 from baton.model.weight_file.lock import LockTimeout
@@ -153,50 +153,52 @@ class _SharedLoader:
     def _open(self, cached: CachedWeights) -> LoadedModel | None:
         """The model on the file; None without a file that may be used."""
         try:
-            file = self._open_on_huge_pages(cached)
-            if file is None:
+            found = self._open_on_huge_pages(cached)
+            if found is None:
                 return None
-            file, note = self._on_best_pages(file)
+            file, note = self._on_best_pages(*found)
             return _with_note(restore(self._directory, file, self._parts, self._options, self._kernels), note)
         except DamagedFile as error:
             self._plan.on_event("weight_file_refused", path=str(cached.path), reason=str(error))
             return None
 
-    def _open_on_huge_pages(self, cached: CachedWeights) -> WeightFile | None:
-        """The file, read anew if it lay on small pages and nobody else has it open; None if there is none.
+    def _open_on_huge_pages(self, cached: CachedWeights) -> tuple[WeightFile, WeightMemory | None] | None:
+        """The file, read anew if it lay on small pages and nobody else has it open, and its pages; None without one.
 
         The kernel keeps a file on the pages on which it was read. For a mapping that wants huge ones it reads those.
         """
         num_threads = len(os.sched_getaffinity(0))  # a short read, before this worker has other work
         with cached.reading(MAX_REREAD_S):
             file = cached.open(num_threads)
-            if file is None or not self._is_on_small_pages(file) or not cached.may_drop_pages():
-                return file
+            if file is None:
+                return None
+            memory = measure_memory(file.tensors)
+            if not self._is_on_small_pages(memory) or not cached.may_drop_pages():
+                return file, memory
         del file  # the kernel drops no page that is mapped
         with cached.reading(MAX_REREAD_S, alone=True) as is_alone:
             is_dropped = is_alone and cached.drop_pages()  # False if another worker has just done it
             file = cached.open(num_threads)
-        if is_dropped and file is not None:
-            is_small = self._is_on_small_pages(file)  # a process without the lock maps it: an older worker, or a copy
+        if file is None:
+            return None
+        memory = measure_memory(file.tensors)
+        if is_dropped:
+            is_small = self._is_on_small_pages(memory)  # a process without the lock maps it: an older worker, or a copy
             self._plan.on_event(
                 "weights_still_on_small_pages" if is_small else "weights_read_anew", path=str(cached.path)
             )
-        return file
+        return file, memory
 
-    def _is_on_small_pages(self, file: WeightFile) -> bool:
-        memory = measure_memory(file.tensors)
+    def _is_on_small_pages(self, memory: WeightMemory | None) -> bool:
         if memory is None or memory.num_bytes < MIN_REREAD_BYTES or memory.huge_fraction >= MIN_HUGE_FRACTION:
             return False
         return _has_huge_pages()
 
-    def _on_best_pages(self, file: WeightFile) -> tuple[WeightFile, str]:
+    def _on_best_pages(self, file: WeightFile, memory: WeightMemory | None) -> tuple[WeightFile, str]:
         """The file's tensors as they are, or with `AUTO` as private copies where only these are on huge pages."""
         if self._plan.sharing is WeightSharing.ALWAYS:
             return file, ""
-        memory = measure_memory(file.tensors)
-        if memory is None or memory.huge_fraction >= MIN_HUGE_FRACTION:
-            return file, ""
-        if not _has_huge_pages():
+        if memory is None or memory.huge_fraction >= MIN_HUGE_FRACTION or not _has_huge_pages():
             return file, ""
         copies = tuple(huge_empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in file.tensors)
         return replace(file, tensors=copies), f"only {memory.huge_fraction:.0%} of the file is on huge pages"

@@ -84,7 +84,7 @@ def vocabulary(flags: Sequence[str]) -> list[object]:
     grammars = importlib.import_module("baton.grammar.tokenizer")
     names = [flag.removeprefix(MODEL_FLAG) for flag in flags if flag.startswith(MODEL_FLAG)]
     try:
-        directory = resolve_model(names[-1])
+        directory = resolve_model(names[-1], download=False)  # `baton up` has it by now, and others wait
         size = grammars.logits_size(directory)
         return [] if size is None else [grammars.GrammarTokenizer.of_directory(directory, size)]
     except (IndexError, OSError, ValueError, SettingsError):

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.services.cli.processes import die_with_parent
-from baton.services.cli.processes.child_command import ChildCommand as ChildCommand
-from baton.services.cli.processes.child_command import log_tail
+from baton.services.cli.processes.child_command import ChildCommand, log_tail
 from baton.services.cli.processes.fork_server import ForkedService, NotForked, ServiceForkServer
 from baton.services.cli.processes.orphans import reap_strangers
 from baton.settings.process import child_environment

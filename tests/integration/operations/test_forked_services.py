@@ -14,7 +14,7 @@ from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.supervisor import Supervisor
 from baton.settings.process import thread_variables
-from tests.unit.cli.test_fork_server import fork_server_of
+from tests.unit.cli.children import fork_server_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")]
 

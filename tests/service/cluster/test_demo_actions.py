@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.demo_control import DemoServer
-from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
+from baton.services.cli.processes.supervisor import Supervisor
 from tests.service.cluster.live_router import TIMEOUT_S, live_router
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,6 @@ import errno
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,12 +20,12 @@ from baton.services.cli.processes import fork_program
 from baton.services.cli.processes import fork_server as fork_server_module
 from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.fork_server import LOG_NAME, ForkedService, ServiceForkServer, can_fork
-from baton.services.cli.processes.supervisor import Child, Supervisor
+from baton.services.cli.processes.supervisor import Supervisor
 from baton.settings.process import thread_variables
+from tests.unit.cli.children import DEADLINE_S, exists, fork_server_of, supervising_program, wait_for_log
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
 
-DEADLINE_S = 60.0
 SERVES = ("--model=bundled", "--port=0", "--metrics-port=0", "--redis-url=memory://")
 
 FOREIGN_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
@@ -50,7 +49,8 @@ import asyncio, sys
 from pathlib import Path
 from baton.services.cli.processes.fork_server import ServiceForkServer
 from baton.services.cli.processes.supervisor import Supervisor
-from tests.unit.cli.test_fork_server import router, wait_for_log
+from tests.unit.cli.children import wait_for_log
+from tests.unit.cli.test_fork_server import router
 
 async def main():
     log_dir = Path(sys.argv[1])
@@ -77,17 +77,6 @@ def fork_server(tmp_path: Path) -> Iterator[ServiceForkServer]:
     fork_server.close()
 
 
-async def wait_for_log(child: Child, text: str) -> None:
-    """Polls the log file; waits for the child's end between two reads."""
-
-    async def look() -> None:
-        while text not in child.log.read_text():
-            done, _ = await asyncio.wait([child.exit], timeout=0.02)
-            assert not done, child.log_tail()
-
-    await asyncio.wait_for(look(), DEADLINE_S)
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -96,20 +85,9 @@ def arguments_of(pid: int) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")))
 
 
-def exists(pid: int) -> bool:
-    """True until a process has been reaped."""
-    return Path(f"/proc/{pid}").exists()
-
-
 def exit_code_of(pid: int) -> int:
     """Waits for the end of a child."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def fork_server_of(pid: int) -> int:
-    """The fork server among the children of `pid`: the first, as its forks have its arguments for a moment."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return min(int(child) for child in children if b"fork_program" in Path(f"/proc/{child}/cmdline").read_bytes())
 
 
 def assert_has_its_own_group_in_this_session(pid: int) -> None:
@@ -205,18 +183,13 @@ def test_nothing_is_forked_beside_a_thread():
 
 
 def test_forks_end_with_a_killed_supervisor(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHANING, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = os.pidfd_open(int(parent.stdout.readline()))
+    with supervising_program(ORPHANING, tmp_path) as (parent, child):
         server = os.pidfd_open(fork_server_of(parent.pid))
         try:
             parent.kill()
             for process in (child, server):
                 assert select.select([process], [], [], DEADLINE_S)[0] == [process]
         finally:
-            os.close(child)
             os.close(server)
 
 
@@ -267,7 +240,7 @@ async def test_a_server_that_does_not_answer_is_killed(fork_server, tmp_path, mo
         os.kill(server, signal.SIGSTOP)
         monkeypatch.setattr(fork_server_module, "FORK_TIMEOUT_S", 0.1)
         with pytest.raises(StartFailed, match="has not answered within 0 s, asked for second"):
-            await supervisor.start(router("second"))
+            await asyncio.wait_for(supervisor.start(router("second")), DEADLINE_S)
         assert not exists(server)
 
 

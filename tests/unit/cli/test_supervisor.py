@@ -4,15 +4,14 @@ import asyncio
 import os
 import select
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from baton.services.cli.processes.supervisor import Child, ChildCommand, Supervisor
-
-DEADLINE_S = 20.0
+from baton.services.cli.processes.child_command import ChildCommand
+from baton.services.cli.processes.supervisor import Child, Supervisor
+from tests.unit.cli.children import DEADLINE_S, supervising_program, wait_for_log
 
 # Says hello, waits for SIGTERM, notes its name in a shared file.
 POLITE = """
@@ -31,7 +30,8 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 ORPHANING = """
 import asyncio, os, sys
 from pathlib import Path
-from baton.services.cli.processes.supervisor import ChildCommand, Supervisor
+from baton.services.cli.processes.child_command import ChildCommand
+from baton.services.cli.processes.supervisor import Supervisor
 
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]))
@@ -45,17 +45,6 @@ asyncio.run(main())
 
 def polite(name: str, notes: Path) -> ChildCommand:
     return ChildCommand(name, (sys.executable, "-c", POLITE, name, str(notes)), {"MARK": "marked"})
-
-
-async def wait_for_log(child, text: str) -> None:
-    """Polls the log file; waits for the child's end between two reads."""
-
-    async def look() -> None:
-        while text not in child.log_tail():
-            done, _ = await asyncio.wait([child.exit], timeout=0.02)
-            assert not done, child.log_tail()
-
-    await asyncio.wait_for(look(), DEADLINE_S)
 
 
 async def test_children_stop_stage_by_stage(tmp_path):
@@ -107,14 +96,6 @@ async def test_leaving_the_context_kills_every_child(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_children_die_when_their_supervisor_is_killed(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHANING, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = os.pidfd_open(int(parent.stdout.readline()))
-        try:
-            parent.kill()
-            readable, _, _ = select.select([child], [], [], DEADLINE_S)
-            assert readable == [child]
-        finally:
-            os.close(child)
+    with supervising_program(ORPHANING, tmp_path) as (parent, child):
+        parent.kill()
+        assert select.select([child], [], [], DEADLINE_S)[0] == [child]

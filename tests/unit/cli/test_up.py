@@ -15,14 +15,15 @@ from rich.console import Console
 from baton.services.cli import up as up_module
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.plan import LaunchPlan
+from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.ports import free_ports
-from baton.services.cli.processes.supervisor import Child, ChildCommand, Supervisor
+from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.services.cli.settings import UpSettings
 from baton.services.cli.up import run_plan
 from baton.services.router.settings import RouterSettings
 from baton.settings.trust import read_trust
-from tests.unit.cli.test_fork_server import exists, fork_server_of
+from tests.unit.cli.children import exists, fork_server_of
 from tests.unit.cli.test_fork_server import router as forked_router
 
 TINY = Path(__file__).with_name("tiny_service.py")

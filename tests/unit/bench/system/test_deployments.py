@@ -11,7 +11,7 @@ from baton.services.cli.bench.results.records import Delivery, MeasuredAnswer, P
 from baton.services.cli.settings import UpSettings
 from bench.harness.rotations import Block
 from bench.system import goodput, interference
-from bench.system.deployments import MIXED, SPLIT, UNCHUNKED
+from bench.system.deployments import MIXED, OWN_CORES, SPLIT, UNCHUNKED
 from bench.system.goodput import Capacity, GoodputObjectives, RequestLatency, arm_of, values_of
 from bench.system.interference import COLOCATED, LENT, alone, beside, mixed
 from bench.system.load_client import HEAD_TOKENS, TokenTimes, gaps_of
@@ -39,8 +39,8 @@ SYSTEMS = interference.parse(["--streams", "4", "--budgets", "16", "64"]).system
 
 @pytest.mark.parametrize("deployment", SYSTEMS)
 def test_every_deployment_has_two_workers_and_prefills(deployment):
-    lends = "--no-lend-cores" not in SYSTEMS[deployment]
-    words = iter([word for word in SYSTEMS[deployment] if word != "--no-lend-cores"])
+    lends = OWN_CORES not in SYSTEMS[deployment]
+    words = iter([word for word in SYSTEMS[deployment] if word != OWN_CORES])
     values = {flag[2:].replace("-", "_"): value for flag, value in zip(words, words, strict=True)}
     settings = UpSettings.model_validate(values | {"lend_cores": lends})
     assert settings.prefill + settings.decode == 2
