@@ -175,7 +175,7 @@ class _SharedLoader:
             memory = measure_memory(file.tensors)
             if not self._is_on_small_pages(memory) or not cached.may_drop_pages():
                 return file, memory
-        del file  # the kernel drops no page that is mapped
+            del file  # the kernel drops no page that is mapped: not after others may be alone
         with cached.reading(MAX_REREAD_S, alone=True) as is_alone:
             is_dropped = is_alone and cached.drop_pages()  # False if another worker has just done it
             file = cached.open(num_threads)
