@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.rpc.sockets.listen import stop_accepting
 from chaos.testbed.bit_flipper import BitFlipper, FlipBudget, PortKind
 from chaos.testbed.connection_owner import Address
 
@@ -114,7 +115,7 @@ class Proxy:
     async def close(self) -> None:
         """Resets open connections and stops; idempotent."""
         if self._server is not None:
-            self._server.close()
+            await stop_accepting(self._server)
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
+from baton.rpc.sockets.listen import stop_accepting
 from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, ReceivedUsage, StreamEnd, Transcript
 
 REQUEST = ClientRequest("q", COMPLETIONS, {"prompt": "x", "max_tokens": 3})
@@ -43,7 +44,7 @@ class Router:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await stop_accepting(self._server)
         self.released.set()
         await asyncio.gather(*self._tasks)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.rpc.sockets.listen import stop_accepting
 from baton.session.wires import socket_connection
 from baton.transfer.stream import page_wire
 from chaos.testbed.bit_flipper import MIN_PAYLOAD_BYTES, BitFlipper, FlipBudget, PortKind
@@ -69,7 +70,7 @@ class EchoNetwork:
         for caller in self._callers:
             caller.writer.transport.abort()
         await self.network.close()
-        self._server.close()
+        await stop_accepting(self._server)
         for task in self._echo_tasks:
             task.cancel()
         await asyncio.gather(*self._echo_tasks, return_exceptions=True)

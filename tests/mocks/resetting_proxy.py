@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from baton.rpc.sockets.listen import stop_accepting
+
 CHUNK_BYTES = 64 << 10
 
 
@@ -34,7 +36,7 @@ class ResettingProxy:
     async def stop(self) -> None:
         """Ends everything."""
         if self._server is not None:
-            self._server.close()
+            await stop_accepting(self._server)
         self.reset()
         tasks = list(self._tasks)
         for task in tasks:
@@ -46,6 +48,10 @@ class ResettingProxy:
             writer.transport.abort()
             return
         upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._port_of())
+        if self._server is None or not self._server.is_serving():  # stopped meanwhile
+            writer.transport.abort()
+            upstream.transport.abort()
+            return
         self._writers += [writer, upstream]
         self.num_connections += 1  # from here on a reset breaks it
         for source, sink in ((reader, upstream), (upstream_reader, writer)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 BACKLOG = 128
@@ -17,3 +18,16 @@ def listen(host: str, port: int) -> socket.socket:
     family, _, _, _, address = found[0]
     both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)
+
+
+async def stop_accepting(server: asyncio.Server) -> None:
+    """Closes `server` without losing a connection that it has just accepted. Open connections stay open.
+
+    asyncio makes the transport of an accepted socket one pass of the loop later; if the server was closed meanwhile
+    that fails, and the socket stays open until it is collected as garbage: its other end waits for an answer.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    await asyncio.sleep(0)
+    server.close()

@@ -15,7 +15,7 @@ from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
 from baton.rpc.auth_interceptor import Fault, Malformed, RejectedCall
 from baton.rpc.call_token import OPEN_CLUSTER_KEY, TOKEN_BYTES, CallTokenFault, CallTokenVerifier
-from baton.rpc.sockets.listen import listen
+from baton.rpc.sockets.listen import listen, stop_accepting
 from baton.session.wires.socket_connection import MAGIC, METHOD, SocketConnection, refusal
 from baton.session.wires.wire import Serve
 
@@ -55,6 +55,7 @@ class SocketServer:
         self.address = endpoint.advertised or str(self.port)
         """As announced: host:port, or a port of the host of the gRPC address."""
         self._server: asyncio.Server | None = None
+        self._closed = False
         self._strangers: dict[_ServedConnection, None] = {}  # the oldest first
         self._serving: dict[asyncio.Task[None], _ServedConnection] = {}
 
@@ -71,10 +72,11 @@ class SocketServer:
 
     async def close(self) -> None:
         """Serves no more, and ends all connections."""
+        self._closed = True
         if self._server is None:
             self._socket.close()
         else:
-            self._server.close()
+            await stop_accepting(self._server)
         for stranger in list(self._strangers):
             stranger.close()
         serving = list(self._serving)
@@ -83,8 +85,8 @@ class SocketServer:
         await asyncio.gather(*serving, return_exceptions=True)
 
     def admit(self, connection: _ServedConnection) -> bool:
-        """Enters a connection without a token yet."""
-        if self.num_connections >= MAX_CONNECTIONS:
+        """Enters a connection without a token yet. False: there is no room, or the server is closed."""
+        if self._closed or self.num_connections >= MAX_CONNECTIONS:
             return False
         if len(self._strangers) >= MAX_STRANGERS:
             next(iter(self._strangers)).close()

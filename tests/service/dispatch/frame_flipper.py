@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from baton.rpc.call_token import TOKEN_BYTES
+from baton.rpc.sockets.listen import stop_accepting
 from baton.session.wires.socket_connection import LENGTH, MAGIC, REFUSED
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -85,7 +86,7 @@ class FlippingProxy:
 
     async def stop(self) -> None:
         if self._server is not None:
-            self._server.close()
+            await stop_accepting(self._server)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -179,6 +180,23 @@ async def test_strangers_make_room_and_keep_no_connection(listener: Listener, mo
             assert await reader.read() == b"", "a token is awaited for a while only"
         assert listener.server.num_connections == 1
         connection.close()
+
+
+@pytest.mark.parametrize("num_passes", range(5))
+async def test_a_close_loses_no_connection_on_its_way_in(num_passes: int):
+    """asyncio accepts a socket in one pass of the loop, and makes and announces its transport in the next two."""
+    heard = Listener()
+    server = heard.server = SocketServer(heard.serve, SECRET, INCARNATION, SessionEndpoint())
+    await server.start()
+    with socket.create_connection(("127.0.0.1", server.port)) as dialler:
+        dialler.setblocking(False)
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+        await server.close()
+        async with asyncio.timeout(WAIT_S):
+            with contextlib.suppress(ConnectionResetError):  # it was not accepted yet
+                assert await asyncio.get_running_loop().sock_recv(dialler, 1) == b""
+    assert server.num_connections == 0
 
 
 async def test_a_reader_that_stands_still_holds_few_bytes(listener: Listener):

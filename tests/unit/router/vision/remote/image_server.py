@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from baton.rpc.sockets.listen import stop_accepting
 from baton.services.router.vision.remote.fetcher import Network, connect_socket
 from tests.certificates import Certificate
 
@@ -91,4 +92,4 @@ class ImageServer:
         try:
             yield self
         finally:
-            server.close()
+            await stop_accepting(server)
