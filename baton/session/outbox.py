@@ -2,6 +2,8 @@
 
     post, post_row -> waiting -> take_new -> retained (framed, numbered) -> acknowledge
 
+A message is serialised once, when it is posted, and a frame is put together from bytes.
+
 At most `window_bytes` and one frame are retained. Beyond that nothing is framed: rows wait, and a stream's next row
 joins the one that waits, so rows get longer, not more. Prompt parts wait behind everything else. Streams
 take turns with them, so a short prompt does not wait for long ones.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 from baton.rpc.gen import session_pb2 as pb
 
@@ -18,6 +21,9 @@ _ROW_BYTES = 24
 _TOKEN_BYTES = 5
 _SCORED_BYTES = 16
 """Estimates, above the real size; the one of a frame is taken from its bytes."""
+
+_MESSAGES_KEY = pb.Frame.DESCRIPTOR.fields_by_name["messages"].number << 3 | 2
+"""What stands before the length of each message in the bytes of a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,8 @@ class Outbox:
 
     def __init__(self, limits: OutboxLimits) -> None:
         self._limits = limits
-        self._waiting: deque[pb.StreamMessage | pb.TokenRow | _PlainRow] = deque()
-        self._prompts: OrderedDict[int, deque[pb.StreamMessage]] = OrderedDict()  # by stream; the next turn first
+        self._waiting: deque[bytes | pb.TokenRow | _PlainRow] = deque()  # bytes: a serialised message
+        self._prompts: OrderedDict[int, deque[bytes]] = OrderedDict()  # by stream; the next turn first
         self._open_rows: dict[int, pb.TokenRow | _PlainRow] = {}  # by stream: the waiting row that its next may join
         self._retained: deque[_RetainedFrame] = deque()
         self._num_resent: int | None = None  # retained frames sent on this connection; None: all of them
@@ -59,14 +65,15 @@ class Outbox:
         self.num_replayed = 0
 
     def post(self, message: pb.StreamMessage) -> None:
-        """Adds a message behind those that wait. The caller must not change it any more."""
-        self.waiting_bytes += message.ByteSize()
-        if message.WhichOneof("kind") == "prompt":
-            self._prompts.setdefault(message.stream, deque()).append(message)
+        """Adds a message behind those that wait."""
+        data, kind = message.SerializeToString(), message.WhichOneof("kind")
+        self.waiting_bytes += len(data)
+        if kind == "prompt":
+            self._prompts.setdefault(message.stream, deque()).append(data)
             return
         self._open_rows.pop(message.stream, None)
-        self._waiting.append(message)
-        if message.WhichOneof("kind") == "abort":
+        self._waiting.append(data)
+        if kind == "abort":
             self._drop_prompts(message.stream)
 
     def post_row(self, row: pb.TokenRow) -> None:
@@ -152,37 +159,44 @@ class Outbox:
         self.retained_bytes = self.waiting_bytes = 0
 
     def _take_new(self) -> bytes:
+        """A frame of what waits. Concatenated serialisations of parts of a frame are the frame."""
         self.last_seq += 1
-        frame, num_bytes = pb.Frame(seq=self.last_seq), 0
+        parts, num_bytes = list[bytes](), 0
+        frame = pb.Frame(seq=self.last_seq)  # with the rows since the last message that is among `parts`
         step: pb.StepTokens | None = None
         while self._waiting and num_bytes < self._limits.frame_bytes:
             item = self._waiting.popleft()
-            if isinstance(item, _PlainRow):
-                self._open_rows.pop(item.stream, None)
-                step = step or frame.messages.add().step
-                step.rows.add(stream=item.stream, first_index=item.first_index, tokens=item.tokens)
-                size = _ROW_BYTES + _TOKEN_BYTES * len(item.tokens)
-            elif isinstance(item, pb.TokenRow):
-                self._open_rows.pop(item.stream, None)
-                step = step or frame.messages.add().step
-                step.rows.append(item)
-                size = _row_bytes(item)
-            else:
-                step = None
-                frame.messages.append(item)
-                size = item.ByteSize()
-            num_bytes += size
+            if isinstance(item, bytes):
+                if step is not None:
+                    parts.append(frame.SerializeToString())
+                    frame, step = pb.Frame(), None
+                parts += (_message_head(len(item)), item)
+                num_bytes += len(item)
+                continue
+            if step is None:
+                step = frame.messages.add().step
+            num_bytes += self._add_row(step, item)
+        parts.append(frame.SerializeToString())
         while not self._waiting and self._prompts and num_bytes < self._limits.frame_bytes:
             part = self._take_prompt_part()
-            frame.messages.append(part)
-            num_bytes += part.ByteSize()
+            parts += (_message_head(len(part)), part)
+            num_bytes += len(part)
         self.waiting_bytes -= num_bytes
-        body = frame.SerializeToString()
+        body = b"".join(parts)
         self._retained.append(_RetainedFrame(self.last_seq, body))
         self.retained_bytes += len(body)
         return body
 
-    def _take_prompt_part(self) -> pb.StreamMessage:
+    def _add_row(self, step: pb.StepTokens, row: pb.TokenRow | _PlainRow) -> int:
+        """Returns the estimate of its size."""
+        self._open_rows.pop(row.stream, None)
+        if isinstance(row, _PlainRow):
+            step.rows.add(stream=row.stream, first_index=row.first_index, tokens=row.tokens)
+            return _ROW_BYTES + _TOKEN_BYTES * len(row.tokens)
+        step.rows.append(row)
+        return _row_bytes(row)
+
+    def _take_prompt_part(self) -> bytes:
         """The next part of the stream whose turn it is, which has its next turn behind all others."""
         stream, parts = next(iter(self._prompts.items()))
         part = parts.popleft()
@@ -195,7 +209,18 @@ class Outbox:
     def _drop_prompts(self, stream: int) -> None:
         """An aborted stream needs no prompt."""
         for part in self._prompts.pop(stream, ()):
-            self.waiting_bytes -= part.ByteSize()
+            self.waiting_bytes -= len(part)
+
+
+@lru_cache(maxsize=1024)
+def _message_head(num_bytes: int) -> bytes:
+    """What stands before a message of `num_bytes` in a frame: key and length, as protobuf's varints."""
+    head = bytearray((_MESSAGES_KEY,))
+    while num_bytes > 0x7F:
+        head.append(num_bytes & 0x7F | 0x80)
+        num_bytes >>= 7
+    head.append(num_bytes)
+    return bytes(head)
 
 
 def _row_bytes(row: pb.TokenRow) -> int:

@@ -3,19 +3,22 @@
 reader  receive -> session.receive -> apply (synchronous: a session never waits for a stream)
 writer  wake -> session.take -> send, until there is nothing; waits only for the transport
 timer   one for each session, whatever it is waiting for
+
+Reader and writer are calls of the event loop where the connection is a `DirectConnection`, else tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from baton.domain.errors import LinkBroken
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.lifecycle import ENDED_STATES
 from baton.session.meter import SessionMeter
 from baton.session.session import MessageSession
-from baton.session.wires.wire import WireConnection
+from baton.session.wires.wire import DirectConnection, WireConnection
 from baton.telemetry.series.session_series import SESSION_CONNECTIONS
 
 Apply = Callable[[list[pb.StreamMessage]], None]
@@ -34,6 +37,9 @@ class SessionPump:
         self._loop = asyncio.get_running_loop()
         self._has_work = asyncio.Event()
         self._connection: WireConnection | None = None
+        self._direct: DirectConnection | None = None  # the connection, if it is one
+        self._has_room = True  # in the transport of `_direct`
+        self._will_write = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # uvloop gives a timer that is due a handle without `when`
         self._soonest_s = session.soonest_wakeup_s
@@ -58,7 +64,7 @@ class SessionPump:
     def post_tokens(self, stream: int, first_index: int, tokens: list[int]) -> None:
         """Sends the next tokens of a stream, consecutive ones from `first_index` on. Takes `tokens`."""
         self.session.post_tokens(stream, first_index, tokens)
-        self._has_work.set()
+        self.wake()
 
     def leave(self, reason: str) -> None:
         """Ends the session as planned; see `MessageSession.leave`."""
@@ -70,7 +76,11 @@ class SessionPump:
 
     def wake(self) -> None:
         """Writes in this pass of the loop, or in the next one."""
-        self._has_work.set()
+        if self._direct is None:
+            self._has_work.set()
+        elif not self._will_write:
+            self._will_write = True
+            self._loop.call_soon(self._write_now)
 
     async def run(self, connection: WireConnection) -> None:
         """Uses a connection until it ends. The session must have been connected with its keys. Closes it."""
@@ -79,21 +89,22 @@ class SessionPump:
             before.close()
         connections = SESSION_CONNECTIONS.labels(connection.wire)
         connections.inc()
-        self.wake()
+        writers = self._start_writing(connection)
         self._arm()
-        writer = self._loop.create_task(self._write(connection), name="session-writer")
         try:
             await self._read(connection)
         finally:
-            writer.cancel()
+            for writer in writers:
+                writer.cancel()
             connection.close()
             connections.dec()
             if self._connection is connection:  # else a newer one has replaced it
-                self._connection = None
+                self._connection = self._direct = None
                 self.session.broken(self._loop.time())
                 self._changed()
             self._meter.observe()
-            await asyncio.gather(writer, return_exceptions=True)  # gRPC may cancel this task, too, at any wait
+            if writers:
+                await asyncio.gather(*writers, return_exceptions=True)  # gRPC may cancel this task, too, at any wait
 
     def close(self) -> None:
         """Stops the timer and ends the connection. The session is the owner's to end."""
@@ -105,23 +116,65 @@ class SessionPump:
             self._connection.close()
 
     async def _read(self, connection: WireConnection) -> None:
-        while self._connection is connection:
+        try:
+            if isinstance(connection, DirectConnection):
+                await connection.hand_over(partial(self._take, connection))
+                return
+            while (message := await connection.receive()) is not None and self._take(connection, message):
+                pass
+        except LinkBroken:
+            return  # bytes that are no message
+
+    def _take(self, connection: WireConnection, message: pb.SessionMessage) -> bool:
+        """Applies a frame. Returns False if nothing more is to be read from this connection."""
+        if self._connection is not connection:
+            return False
+        session, now = self.session, self._loop.time()
+        state = session.state
+        try:
+            messages = session.receive(message, now)
+        except LinkBroken:
+            return False  # the session has counted it
+        if messages:
+            self.apply(messages)
+        if session.state is not state:
+            self._changed()
+        if session.has_work(now):
+            self.wake()
+        if self._timer is None or self._timer_at > now + self._soonest_s:
+            self._arm()
+        return self._connection is connection
+
+    def _start_writing(self, connection: WireConnection) -> list[asyncio.Task[None]]:
+        """Writes what there is from now on. Returns the task that does so, if one does."""
+        if isinstance(connection, DirectConnection):
+            self._direct, self._has_room = connection, True
+            connection.call_with_room(partial(self._on_room, connection))
+            self.wake()
+            return []
+        self._direct = None
+        self.wake()
+        return [self._loop.create_task(self._write(connection), name="session-writer")]
+
+    def _on_room(self, connection: DirectConnection) -> None:
+        if self._direct is connection:
+            self._has_room = True
+            self.wake()
+
+    def _write_now(self) -> None:
+        """As `_write`, on a `DirectConnection`."""
+        self._will_write = False
+        connection = self._direct
+        while connection is not None and self._has_room and self._direct is connection:
+            message = self.session.take(self._loop.time())
+            if message is None:
+                break
             try:
-                message = await connection.receive()
-                if message is None or self._connection is not connection:
-                    return
-                now, state = self._loop.time(), self.session.state
-                messages = self.session.receive(message, now)
+                self._has_room = connection.write(message)
             except LinkBroken:
-                return  # the session has counted it
-            if messages:
-                self.apply(messages)
-            if self.session.state is not state:
-                self._changed()
-            if self.session.has_work(now):
-                self.wake()
-            if self._timer is None or self._timer_at > now + self._soonest_s:
-                self._arm()
+                connection.close()
+                return
+        self._arm()
 
     async def _write(self, connection: WireConnection) -> None:
         while True:

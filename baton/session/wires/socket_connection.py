@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 from google.protobuf.message import DecodeError
@@ -37,7 +38,7 @@ CLOSE_S = 2.0
 
 
 class SocketConnection(asyncio.Protocol):
-    """Either end; see `WireConnection`. Owned by one event loop."""
+    """Either end; see `DirectConnection`. Owned by one event loop."""
 
     wire = "socket"
 
@@ -49,17 +50,18 @@ class SocketConnection(asyncio.Protocol):
         self._received_bytes = 0
         self._is_reading = True
         self._reader: asyncio.Future[None] | None = None
+        self._take: Callable[[pb.SessionMessage], bool] | None = None  # while `hand_over` waits for `_reader`
+        self._on_room: Callable[[], None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._has_room = True
-        self._failure: LinkBroken | None = None  # what the next `receive` raises
+        self._failure: BaseException | None = None  # what the next `receive` raises
         self._ended = False
         self.was_answered = False
         """The other end has sent something that can be read."""
 
     async def send(self, message: pb.SessionMessage) -> None:
         """See `WireConnection`."""
-        data = message.SerializeToString()
-        self._write(LENGTH.pack(len(data)) + data)
+        self.write(message)
         while not self._has_room:
             self._writer = self._loop.create_future()
             await self._writer
@@ -79,10 +81,32 @@ class SocketConnection(asyncio.Protocol):
         self._received_bytes -= len(data)
         if not self._is_reading and self._received_bytes <= ROOM_BYTES:
             self._read_on()
-        try:
-            return pb.SessionMessage.FromString(data)
-        except DecodeError:
-            raise LinkBroken("bytes that are no message") from None
+        return _parse(data)
+
+    async def hand_over(self, take: Callable[[pb.SessionMessage], bool]) -> None:
+        """See `DirectConnection`. The event loop's call that brings a message is the one that `take` is called in."""
+        while self._received:
+            message = await self.receive()  # it has come: this does not wait
+            if message is None or not take(message):
+                return
+        if self._failure is None and not self._ended:
+            self._reader, self._take = self._loop.create_future(), take
+            try:
+                await self._reader
+            finally:
+                self._take = None
+        if self._failure is not None:
+            raise self._failure
+
+    def write(self, message: pb.SessionMessage) -> bool:
+        """See `DirectConnection`."""
+        data = message.SerializeToString()
+        self._write(LENGTH.pack(len(data)) + data)
+        return self._has_room
+
+    def call_with_room(self, call: Callable[[], None]) -> None:
+        """See `DirectConnection`."""
+        self._on_room = call
 
     def close(self) -> None:
         """See `WireConnection`. What was sent still leaves, within `CLOSE_S`."""
@@ -117,6 +141,8 @@ class SocketConnection(asyncio.Protocol):
         """Called by the event loop."""
         self._has_room = True
         _wake(self._writer)
+        if self._on_room is not None:
+            self._on_room()
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
@@ -142,7 +168,7 @@ class SocketConnection(asyncio.Protocol):
     def _split(self, data: bytes) -> int:
         """Takes the whole messages at the beginning of `data`. Returns where the rest begins."""
         start = 0
-        while self._failure is None and len(data) - start >= LENGTH.size:
+        while self._failure is None and not self._ended and len(data) - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(data, start)
             if length > MAX_MESSAGE_BYTES:
                 self._fail(data, start, length)
@@ -150,11 +176,24 @@ class SocketConnection(asyncio.Protocol):
             end = start + LENGTH.size + length
             if end > len(data):
                 break
-            self._received.append(data[start + LENGTH.size : end])
-            self._received_bytes += length
             self.was_answered = True
+            self._on_message(data[start + LENGTH.size : end])
             start = end
         return start
+
+    def _on_message(self, data: bytes) -> None:
+        """Hands it over, or keeps it for the reader. Raises nothing: it is called by the event loop."""
+        take, reader = self._take, self._reader
+        if take is None or reader is None or reader.done():
+            self._received.append(data)
+            self._received_bytes += len(data)
+            return
+        try:
+            if not take(_parse(data)):
+                _wake(reader)
+        except BaseException as error:  # it is the reader's
+            self._failure = error
+            _wake(reader)
 
     def _fail(self, data: bytes, start: int, length: int) -> None:
         """The other end refuses this one, or has sent no message."""
@@ -189,6 +228,13 @@ def refusal(reason: str) -> bytes:
     """What a listener sends instead of its first message."""
     data = reason.encode()[:MAX_REASON_BYTES]
     return LENGTH.pack(REFUSED) + LENGTH.pack(len(data)) + data
+
+
+def _parse(data: bytes) -> pb.SessionMessage:
+    try:
+        return pb.SessionMessage.FromString(data)
+    except DecodeError:
+        raise LinkBroken("bytes that are no message") from None
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

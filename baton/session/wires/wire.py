@@ -8,7 +8,7 @@ A wire keeps order and may end at any time; it need not detect damage. The sessi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation
@@ -43,6 +43,29 @@ class WireConnection(Protocol):
 
     def close(self) -> None:
         """Ends the connection at both ends; waits for nothing. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class DirectConnection(WireConnection, Protocol):
+    """A connection that also hands messages over, and takes them, within calls: without a task switch for each."""
+
+    async def hand_over(self, take: Callable[[pb.SessionMessage], bool]) -> None:
+        """Instead of `receive`: calls `take` with each message when it comes, in order, until it returns False.
+
+        Returns then, and when the connection has ended. Raises what `receive` does, and what `take` raises.
+        """
+        ...
+
+    def write(self, message: pb.SessionMessage) -> bool:
+        """Instead of `send`: sends one message. Returns False if the transport has no room for another one.
+
+        `call_with_room` is called when it has again. Raises `LinkBroken` after the end.
+        """
+        ...
+
+    def call_with_room(self, call: Callable[[], None]) -> None:
+        """Calls `call` each time when the transport has room again."""
         ...
 
 

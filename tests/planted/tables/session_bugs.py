@@ -7,6 +7,7 @@ from tests.planted.runner import PlantedBug
 SESSIONS, TESTS = "sessions", "tests/property/session"
 SESSION, OUTBOX, ACCEPTOR = "baton/session/session.py", "baton/session/outbox.py", "baton/session/acceptor.py"
 METER = "baton/session/meter.py"
+DIRECT = "tests/unit/session/test_direct_connection.py"
 HANDSHAKE, TAGS = "baton/session/handshake.py", "baton/session/tags.py"
 
 
@@ -110,6 +111,38 @@ SESSION_BUGS = (
         "if type(waiting) is _PlainRow and waiting.first_index + len(waiting.tokens) == first_index:",
         "if type(waiting) is _PlainRow:",
         "tests/unit/session/test_outbox.py",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "a row that follows a message leaves before it",
+        OUTBOX,
+        "if step is not None:\n                    parts.append",
+        "if False:\n                    parts.append",
+        "tests/unit/session/test_outbox.py",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "frames are written without room",
+        "baton/session/pump.py",
+        "connection is not None and self._has_room and",
+        "connection is not None and",
+        DIRECT,
+    ),
+    PlantedBug(
+        SESSIONS,
+        "an error of a handler reaches the event loop",
+        "baton/session/wires/socket_connection.py",
+        "except BaseException as error:",
+        "except LinkBroken as error:",
+        f"{DIRECT}::test_an_error_of_a_taker_ends_the_hand_over_not_the_loop",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "a frame behind the handshake's last bytes is lost",
+        "baton/session/wires/socket_connection.py",
+        "while self._received:\n            message = await",
+        "while False:\n            message = await",
+        DIRECT,
     ),
     PlantedBug(
         SESSIONS,

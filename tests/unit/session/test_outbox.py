@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,3 +130,35 @@ def test_an_aborted_stream_sends_no_more_of_its_prompt():
     assert rest[0] == (1, "abort")
     assert rest[1:] == [(2, "prompt"), (2, "prompt")]
     assert outbox.waiting_bytes == 0
+
+
+@given(st.lists(st.one_of(st.integers(0, 70_000), st.none()), max_size=12))
+def test_a_frame_has_what_was_posted_in_its_order(posted: list[int | None]):
+    """Numbers: bytes of a message; None: a row. Frames are put together from the bytes of their messages."""
+    outbox, sent = Outbox(OutboxLimits(window_bytes=10 << 20)), list[tuple[int, int | None]]()
+    for number, num_bytes in enumerate(posted, start=1):
+        if num_bytes is None:
+            outbox.post_tokens(number, 0, [number])
+        else:
+            outbox.post(pb.StreamMessage(stream=number, abort=pb.Abort(reason="r" * num_bytes)))
+    seqs = []
+    while (body := outbox.take()) is not None:
+        frame = pb.Frame.FromString(body)
+        seqs.append(frame.seq)
+        for message in frame.messages:
+            sent += [(row.stream, None) for row in message.step.rows]
+            sent += [(message.stream, len(message.abort.reason))] if message.HasField("abort") else []
+    assert sent == list(enumerate(posted, start=1))
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert outbox.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 127, 128, 129, 16_383, 16_384, 16_400, 200_000])
+def test_a_frame_is_what_protobuf_writes(num_bytes: int):
+    posted = pb.StreamMessage(stream=1, abort=pb.Abort(reason="r" * num_bytes))
+    outbox = Outbox(OutboxLimits())
+    outbox.post(posted)
+    body = outbox.take()
+    assert body is not None
+    assert pb.Frame.FromString(body) == pb.Frame(seq=1, messages=[posted])
+    assert len(body) == pb.Frame(seq=1, messages=[posted]).ByteSize()
