@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from baton import __version__
@@ -35,8 +34,8 @@ from baton.services.router.dispatch.service_sync import ServiceSync
 from baton.services.router.dispatch.sessions.worker_sessions import open_sessions
 from baton.services.router.dispatch.workers import WorkerSet
 from baton.services.router.edge.api_keys import ApiKeys
-from baton.services.router.edge.http_protocol import BoundedHttpProtocol
 from baton.services.router.frontend import Frontend, StoreAccess, build_frontend
+from baton.services.router.http_server import make_http_server
 from baton.services.router.limits import (
     api_limits,
     dispatch_limits,
@@ -164,7 +163,7 @@ async def run(
         page = page_bundle() if settings.ui else None
         demo = DemoClient(settings.demo_socket) if settings.demo_socket is not None else None
         readiness = _until_stop(stop, backend.readiness)
-        server = _http_server(make_app(running.frontend, readiness, keys, feed, page, demo))
+        server = make_http_server(make_app(running.frontend, readiness, keys, feed, page, demo), SHUTDOWN_GRACE_S)
         await backend.workers.wait_for_first_read()
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -322,30 +321,8 @@ def owner_id(router_id: str) -> OwnerId:
     return OwnerId(f"{router_id}/{new_incarnation():x}")
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers: `run` decides when to stop."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def _reader(backend: RunningBackend) -> ClusterReader:
     return ClusterReader(backend.dispatcher, backend.workers, backend.health.away)
-
-
-def _http_server(app: ASGIApp) -> _HttpServer:
-    config = uvicorn.Config(
-        app,
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-    )
-    return _HttpServer(config)
 
 
 def _listen_admin(settings: RouterSettings) -> socket.socket:
@@ -363,7 +340,7 @@ async def _serving_admin(app: ASGIApp, sock: socket.socket | None) -> AsyncItera
     if sock is None:
         yield
         return
-    server = _http_server(app)
+    server = make_http_server(app, SHUTDOWN_GRACE_S)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="admin")
     log.info("admin_listening", address="{}:{}".format(*sock.getsockname()[:2]))
     try:

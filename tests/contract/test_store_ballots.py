@@ -94,7 +94,7 @@ async def test_a_claim_with_a_seed_enters_a_missing_call(store: StateStore) -> N
 
 
 async def test_the_end_of_a_lost_call_leaves_a_tombstone(open_store: OpenStore) -> None:
-    store = await open_store(StoreOptions(tombstone_s=0.2, timeout_s=5.0))
+    store = await open_store(RARE)
     assert not await store.end_call(CALL.id, (2, 5), CallStatus.ABANDONED)
     assert await store.end_call(CALL.id, (2, 5), CallStatus.ENDED)
     found = await store.get_call(CALL.id)
@@ -102,6 +102,11 @@ async def test_the_end_of_a_lost_call_leaves_a_tombstone(open_store: OpenStore) 
     assert (found.ballot, found.status, found.body, found.sequence_ids) == ((2, 5), CallStatus.ENDED, b"", ())
     assert await store.claim_call(CALL.id, (2, 5), THEIRS, seed=CALL) is None
     assert await store.list_orphans() == []
+
+
+async def test_a_tombstone_expires(open_store: OpenStore) -> None:
+    store = await open_store(StoreOptions(tombstone_s=0.2, timeout_s=5.0))
+    assert await store.end_call(CALL.id, (2, 5), CallStatus.ENDED)
     async with asyncio.timeout(DEADLINE_S):
         while await store.get_call(CALL.id):
             await store.read_journal(SEQUENCE, 0, 0.01)  # lets time pass

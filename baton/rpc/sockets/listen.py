@@ -6,6 +6,8 @@ import asyncio
 import socket
 
 BACKLOG = 128
+PASSES = 3
+"""Of the loop, from an accepted socket to its transport, to its protocol, and to the first step of a task for it."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -24,10 +26,13 @@ async def stop_accepting(server: asyncio.Server) -> None:
     """Closes `server` without losing a connection that it has just accepted. Open connections stay open.
 
     asyncio makes the transport of an accepted socket one pass of the loop later; if the server was closed meanwhile
-    that fails, and the socket stays open until it is collected as garbage: its other end waits for an answer.
+    that fails, and the socket stays open until it is collected as garbage: its other end waits for an answer. On return
+    the server knows all its connections, and the tasks that serve them have begun: one that is cancelled before its
+    first step closes nothing.
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
         loop.remove_reader(listener.fileno())
-    await asyncio.sleep(0)
+    for _ in range(PASSES):
+        await asyncio.sleep(0)
     server.close()

@@ -111,13 +111,11 @@ class SocketServer:
         return None
 
     async def _run(self, connection: _ServedConnection) -> None:
-        try:
-            await self._serve(connection)
-        finally:
-            connection.close()
+        await self._serve(connection)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._serving[task]
+        """Also of a task that was cancelled before it began."""
+        self._serving.pop(task).close()
 
     def _refuse(self, fault: Fault, connection: _ServedConnection) -> str:
         rejected = RejectedCall(fault, METHOD, connection.peer)

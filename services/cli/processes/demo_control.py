@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from baton.rpc.sockets.listen import stop_accepting
 from baton.services.cli.processes.supervisor import Supervisor
 
 MAX_LINE_BYTES = 1024
@@ -35,7 +36,7 @@ class DemoServer:
         try:
             yield
         finally:
-            server.close()
+            await stop_accepting(server)
             await server.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

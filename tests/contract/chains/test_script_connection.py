@@ -45,10 +45,11 @@ async def test_a_connection_that_the_server_closed_is_made_again(redis: Redis, e
 
 async def test_the_answer_of_a_cancelled_run_is_not_taken_for_the_next(redis: Redis, echo: ScriptConnection) -> None:
     assert await echo(["k"], ["a"]) == [b"k", b"a"]
-    await redis.client_pause(200)  # ms: the server holds all answers back
+    await redis.client_pause(60_000, all=False)  # ms: the server holds the answers of scripts back
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await echo(["k"], ["late"])
+    await redis.client_unpause()
     assert await echo(["k"], ["b"]) == [b"k", b"b"]
 
 

@@ -199,6 +199,31 @@ async def test_a_close_loses_no_connection_on_its_way_in(num_passes: int):
     assert server.num_connections == 0
 
 
+@pytest.mark.parametrize("num_passes", range(5))
+async def test_a_close_ends_a_connection_that_was_accepted_in_it(
+    listener: Listener, num_passes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A task that is cancelled before its first step closes nothing."""
+    admitted, admit = asyncio.Event(), listener.server.admit
+
+    def tell(stranger: WireConnection) -> bool:
+        admitted.set()
+        return admit(stranger)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(listener.server, "admit", tell)
+    async with dialled(listener) as (reader, _):
+        await admitted.wait()
+        [stranger] = listener.server._strangers
+        closing = asyncio.create_task(listener.server.close())
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+        if not stranger._ended:  # else it was closed as a stranger
+            stranger.data_received(preamble())
+        await closing
+        assert await reader.read() == b""
+    assert listener.server.num_connections == 0
+
+
 async def test_a_reader_that_stands_still_holds_few_bytes(listener: Listener):
     go_on = asyncio.Event()
 

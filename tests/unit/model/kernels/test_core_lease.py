@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -96,8 +96,12 @@ def computes_on_its_own(lease: CoreLease, kernels: Kernels) -> bool:
 
 def borrower_of() -> int:
     """The thread of this process that is bound to the other's core."""
-    threads = (int(name) for name in os.listdir("/proc/self/task"))
-    (borrower,) = (thread for thread in threads if os.sched_getaffinity(thread) == {CORES[1]})
+    found = []
+    for name in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # one of another test has just ended
+            if os.sched_getaffinity(int(name)) == {CORES[1]}:
+                found.append(int(name))
+    (borrower,) = found
     return borrower
 
 
