@@ -1,5 +1,5 @@
 """Paces journal flushes: an interval after what is due first, sooner for a sequence with many tokens, and for a small
-part of the time.
+part of the time, unless more is due than a flush takes.
 
 Pure: time is an argument, in seconds of any one clock. Owned by `Flusher`.
 """
@@ -29,7 +29,10 @@ class FlushPacer:
         """Something is due, and nothing was before: it waits an interval for what follows."""
         self._next_at = max(self._next_at, now + self._interval_s)
 
-    def record(self, began: float, ended: float) -> None:
-        """A flush lasted from `began` to `ended`."""
+    def record(self, began: float, ended: float, *, more: bool = False) -> None:
+        """A flush lasted from `began` to `ended`. `more`: it left what did not fit, which follows at once."""
+        if more:
+            self._next_at = self._rest_until = ended
+            return
         self._rest_until = ended + min(MAX_REST_S, REST_RATIO * (ended - began))
         self._next_at = max(self._rest_until, began + self._interval_s)

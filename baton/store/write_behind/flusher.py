@@ -255,7 +255,7 @@ class Flusher:
                 self._take_chain(chain, found, reset=reset)
         finally:
             if due:
-                self._pacer.record(began, _now())
+                self._pacer.record(began, _now(), more=not batch.complete)
         self._update_status(complete=batch.complete if due else not self._queue.has_due)
 
     def _take_chain(self, chain: list[PlannedWrite], results: list[WriteResult], *, reset: bool) -> None:

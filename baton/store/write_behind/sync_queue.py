@@ -206,13 +206,20 @@ class SyncQueue:
         if journals_alone:
             journals = self._next_journals(set(), 0)
             return WriteBatch((), journals, complete=False)
-        waiting = [*self._waiting, *self._rechecks]
+        waiting = itertools.chain(self._waiting, self._rechecks)
         if due:
-            waiting += [*self._held, *filter(attrgetter("ended"), self.due_journals)]
+            waiting = itertools.chain(waiting, self._held, filter(attrgetter("ended"), self.due_journals))
         chains, planned, num_writes, complete = list[list[PlannedWrite]](), set[RecordSync | CallSync](), 0, True
         num_tokens = num_bytes = 0
-        roots = iter(dict.fromkeys(map(self._root, waiting)))
-        for root in roots:
+        roots = set[RecordSync | CallSync]()
+        for sync in waiting:  # only as far as this round trip goes: thousands may wait
+            root = self._root(sync)
+            if root in roots:
+                continue
+            if num_writes >= MAX_CHAINED_WRITES or num_tokens >= MAX_BATCH_TOKENS or num_bytes >= MAX_BATCH_BYTES:
+                complete = False
+                break
+            roots.add(root)
             chain = self._chain(root)
             if chain:
                 chains.append(chain)
@@ -226,9 +233,6 @@ class SyncQueue:
                         complete = complete and num_entry_tokens < MAX_ENTRY_TOKENS  # else more of it may be due
                     elif isinstance(write, PutCall):
                         num_bytes += len(write.record.body)
-            if num_writes >= MAX_CHAINED_WRITES or num_tokens >= MAX_BATCH_TOKENS or num_bytes >= MAX_BATCH_BYTES:
-                break
-        complete = complete and next(roots, None) is None
         chains.sort(key=_needs_no_memory)
         journals = self._next_journals(planned, num_tokens) if due else _NO_JOURNALS
         return WriteBatch(tuple(chains), journals, complete and journals.complete)

@@ -42,3 +42,12 @@ def test_the_rest_after_a_slow_flush_is_bounded() -> None:
     pace = FlushPacer(0.05)
     pace.record(100.0, 101.0)
     assert pace.wait_s(101.0, urgent=False) == pytest.approx(MAX_REST_S)
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_what_did_not_fit_follows_without_a_rest(urgent: bool) -> None:
+    pace = FlushPacer(0.05)
+    pace.record(100.0, 100.02, more=True)
+    assert pace.wait_s(100.02, urgent=urgent) == 0.0
+    pace.record(100.02, 100.03)
+    assert pace.wait_s(100.03, urgent=urgent) == pytest.approx(REST_RATIO * 0.01)
