@@ -55,7 +55,12 @@ CORE_BUGS = (
     ),
     bug(
         CORES, "a busy core is borrowed again at once", POOL,
-        "now + std::min(kPausePerWait * lacked, kMaxPauseNs)", "now",
+        "paid + kTimePerWait * lacked", "paid",
+        LEASE_TESTS,
+    ),
+    bug(
+        CORES, "a short lack costs the next calls", POOL,
+        "clock_ns(CLOCK_MONOTONIC) + kDebtNs >=", "clock_ns(CLOCK_MONOTONIC) >=",
         LEASE_TESTS,
     ),
     bug(

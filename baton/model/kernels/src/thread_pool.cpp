@@ -26,8 +26,9 @@ constexpr int kSpins = 4000;  // some tens of microseconds: a little longer than
 constexpr int64_t kMaxThreads = 256;
 constexpr int64_t kLookNs = 100'000;
 constexpr std::chrono::milliseconds kAsleep{1};
-constexpr int64_t kPausePerWait = 8;  // a borrowed thread waits for its core a ninth of the time
+constexpr int64_t kTimePerWait = 8;  // a borrowed thread waits for its core an eighth of the time
 constexpr int64_t kMaxPauseNs = 2'000'000'000;  // a process may have been stopped, or have waited for memory
+constexpr int64_t kDebtNs = 8 * 2'000'000;      // two milliseconds: an event loop has the core for less
 
 inline void cpu_relax() {
 #if defined(__x86_64__)
@@ -61,14 +62,14 @@ struct Worker {
     pid_t thread = 0;
     clockid_t cpu_clock = 0;
     std::atomic<uint64_t> owners{0};
-    std::atomic<int64_t> not_before_ns{0};
+    std::atomic<int64_t> paid_ns{0};
     std::atomic<bool> active{false}, moved{false};
     int64_t began_ns = 0, began_cpu_ns = 0;  // of its part of a call, by the thread
     int64_t seen_cpu_ns = 0;                 // by the caller that waits
 
     // No owner computes, and the core was not found busy lately.
     bool may_borrow() const {
-        return lease_is_idle(owners) && clock_ns(CLOCK_MONOTONIC) >= not_before_ns.load(std::memory_order_relaxed);
+        return lease_is_idle(owners) && clock_ns(CLOCK_MONOTONIC) + kDebtNs >= paid_ns.load(std::memory_order_relaxed);
     }
 
     // Gives the thread the caller's core. It binds itself back when it is done; if it already is, the caller does.
@@ -215,8 +216,9 @@ class ThreadPool {
     }
 
     // The caller waits for the task at hand. Threads that have no slot (event loops, a router, other programs) may take the
-    // core in the middle of it, and in each of the hundreds of calls of a step. So a core that was lacking for some time is
-    // left alone for a multiple of it: waits are a bounded share of the time, and what is short costs little.
+    // core in the middle of it, and in each of the hundreds of calls of a step. So what a part of a call lacked is owed, by a
+    // multiple: `paid_ns` is when it is paid, since time pays, and the core is left alone while more is owed than a little.
+    // So waits are a bounded share of the time, and a timer tick or an event costs no pause, which would be as long as a call.
     void run_borrowed_tasks(Worker& worker) {
         while (lease_is_idle(worker.owners)) {
             const int64_t i = next_++;
@@ -227,7 +229,8 @@ class ThreadPool {
         const int64_t lacked = std::max(now - worker.began_ns - had, (int64_t)0);
         borrowed_ns_ += had;
         borrow_wait_ns_ += lacked;
-        worker.not_before_ns.store(now + std::min(kPausePerWait * lacked, kMaxPauseNs), std::memory_order_relaxed);
+        const int64_t paid = std::max(worker.paid_ns.load(std::memory_order_relaxed), worker.began_ns);
+        worker.paid_ns.store(std::min(paid + kTimePerWait * lacked, now + kMaxPauseNs), std::memory_order_relaxed);
     }
 
     void leave() {
