@@ -57,7 +57,7 @@ def running_system(
             with console.status(f"making a random {shape}"):
                 model = _random_model(shape, Path(directory) / shape, seed)
         (port,) = free_ports(1)
-        up = [sys.executable, "-m", "baton.services.cli.main", "up", model, "--port", str(port)]
+        up = [sys.executable, "-m", "baton.services.cli.entry", "up", model, "--port", str(port)]
         names_workers = {"--prefill", "--deployment"} & {*flags}
         command = [*up, *(() if names_workers else ("--deployment", "split")), *flags]
         with _running(command, {}) as (process, log):

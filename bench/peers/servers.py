@@ -58,7 +58,7 @@ def baton(
     if not lends:
         flags.append("--no-lend-cores")
         words.append("own cores")
-    command = _on_cores(cores, sys.executable, "-m", "baton.services.cli.main", *flags)
+    command = _on_cores(cores, sys.executable, "-m", "baton.services.cli.entry", *flags)
     return PeerServer(", ".join(words), command, port, "/ready")
 
 

@@ -46,7 +46,7 @@ def lines_until(stream: IO[str], last: str, timeout_s: float) -> list[str]:
 
 def started(port: int, temporary: Path, errors: Path) -> tuple[subprocess.Popen[str], list[str]]:
     """`baton up`, and what it prints until it serves. Started again where another test has taken a planned port."""
-    command = [sys.executable, "-m", "baton.services.cli.main", "up", f"--port={port}", "--kv-memory-mib=64"]
+    command = [sys.executable, "-m", "baton.services.cli.entry", "up", f"--port={port}", "--kv-memory-mib=64"]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     for _ in range(5):
         with errors.open("wb") as stderr:

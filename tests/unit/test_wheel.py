@@ -24,6 +24,7 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
         "baton/bundled/vision/preprocessor_config.json",
         "baton/store/redis/scripts/advance_sequence.lua",
         "baton/rpc/gen/handoff_pb2.py",
+        "baton/services/cli/entry.py",
         "baton/services/cli/main.py",
         "baton/services/router/app.py",
     }

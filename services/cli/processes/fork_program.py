@@ -1,10 +1,13 @@
 """The program of `ServiceForkServer`: imports what services share once, and forks each service.
 
-    python -m baton.services.cli.processes.fork_program SOCKET PARENT PADDING
+    python -m baton.services.cli.processes.fork_program SOCKET PARENT SERVICES PADDING
 
 It starts no thread and uses no library that keeps state of a process (gRPC, NIXL, CUDA): a fork would inherit half of
 it. A request is one message of JSON, `["serve", "prefill", ...]`, the words of a `baton` command, with two descriptors:
-the log, and a socket on which the new process waits for a byte. The answer is `{"pid": 7}` or `{"why": "..."}`.
+the log, and a socket on which the new process waits for a byte. The answer is `{"pid": 7}` or `{"why": "..."}`, and may
+have `"kernels"`: why there are no native ones. A message with one descriptor gives this program a log; `{}` answers it.
+
+`SERVICES`, separated by commas, are imported before a request comes.
 
 The new process is no child of this one but of the supervisor, `PARENT`, which adopts orphans. So a service outlives
 this program, ends with the supervisor, and is watched by it alone.
@@ -27,7 +30,7 @@ from baton.services.cli import main as command
 from baton.services.cli.processes.die_with_parent import end_with_parent
 from baton.settings.base import SettingsError
 from baton.settings.model_source import resolve_model
-from baton.settings.process import end_process
+from baton.settings.process import end_process, limit_threads
 
 MAX_REQUEST_BYTES = 65536
 NUM_DESCRIPTORS = 2
@@ -41,12 +44,15 @@ _ARGUMENTS = slice(45, 47)
 
 def main() -> None:
     """Serves until the supervisor closes the socket, or in a new process runs its command to the process's end."""
-    descriptor, parent, _padding = sys.argv[1:]
+    descriptor, parent, services, _padding = sys.argv[1:]
     set_arguments((sys.executable, "-m", "baton.services.cli.processes.fork_program"))
     requests = socket.socket(fileno=int(descriptor))
     requests.send(b"{}")
     gc.disable()  # imports leave no garbage worth three passes over all of it
+    limit_threads(1)  # of libraries that start them when they are loaded: a service sets its own number
     shared = SharedParts()  # lives to the end of each fork
+    for service in filter(None, services.split(",")):
+        shared.import_service(service)
     words = serve(requests, int(parent), shared)
     if words is not None:
         gc.enable()
@@ -63,20 +69,27 @@ class SharedParts:
     def __init__(self) -> None:
         self._prepared: set[str] = set()
         self._kept: list[object] = []
+        self.kernels = ""
+        """Why workers have no native kernels; empty if they have some, or nobody has looked."""
 
     def prepare(self, words: Sequence[str]) -> None:
         """Makes what the service of a command needs, on this thread alone. Raises `ImportError`."""
         service, *flags = words[1:]
         if service in self._prepared:
             return
-        importlib.import_module(f"baton.services.{service}.app")
+        self.import_service(service)
         if (kernels := sys.modules.get(KERNELS)) is not None:
             importlib.import_module("baton.model.cpu").configure_threads(1)  # a service sets its own number
-            kernels.best_kernels()
+            choice = kernels.best_kernels()
+            self.kernels = choice.note if choice.kernels is None else ""
         if service in GENERATING and not self._kept:
             self._kept += vocabulary(flags)
         self._prepared.add(service)
         gc.freeze()  # a collection in a fork would copy the pages of all these objects
+
+    def import_service(self, service: str) -> None:
+        """Imports the modules of a service. Raises `ImportError`."""
+        importlib.import_module(f"baton.services.{service}.app")
 
 
 def vocabulary(flags: Sequence[str]) -> list[object]:
@@ -97,6 +110,10 @@ def serve(requests: socket.socket, parent: int, shared: SharedParts) -> list[str
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, NUM_DESCRIPTORS)
         if not message:
             return None
+        if len(descriptors) == 1:
+            write_to(*descriptors)
+            requests.send(b"{}")
+            continue
         log, start = descriptors
         words = json.loads(message)
         shared.prepare(words)
@@ -109,7 +126,7 @@ def serve(requests: socket.socket, parent: int, shared: SharedParts) -> list[str
                 requests.close()
                 become(words, parent, log, start)
                 return list(words)
-            answer = {"pid": pid}
+            answer = {"pid": pid, **({"kernels": shared.kernels} if shared.kernels else {})}
         os.close(log)
         os.close(start)
         requests.send(json.dumps(answer).encode())
@@ -152,14 +169,19 @@ def become(words: Sequence[str], parent: int, log: int, start: int) -> None:
     Ends it if the supervisor has gone, or does not know its pid.
     """
     os.setpgid(0, 0)
-    for output in (1, 2):
-        os.dup2(log, output)
-    os.close(log)
+    write_to(log)
     if not os.read(start, 1):
         os._exit(1)
     os.close(start)
     end_with_parent(parent, signal.SIGTERM)
     set_arguments((sys.executable, "-m", command.__name__, *words))
+
+
+def write_to(log: int) -> None:
+    """Has the standard streams of this process end in an open file, which is closed here."""
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
 
 
 def set_arguments(words: Sequence[str]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,22 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.cli.errors import StartFailed
-from baton.services.cli.processes import die_with_parent
 from baton.services.cli.processes.child_command import ChildCommand, log_tail
+from baton.services.cli.processes.fork_process import MIN_ARGUMENT_BYTES, ForkProcess, start_process
 from baton.services.cli.processes.orphans import adopt_orphans
-from baton.settings.process import child_environment
+from baton.settings.process import child_environment, thread_variables
 
-PROGRAM = "baton.services.cli.processes.fork_program"
 LOG_NAME = "fork-server.log"
-MIN_ARGUMENT_BYTES = 4096
-"""Room for what `ps` shows of a fork."""
 MAX_ANSWER_BYTES = 4096
-NUMPY_THREADS: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1"}
-"""OpenBLAS starts its threads when it is loaded, and a fork would lose them. Nothing of a step runs there."""
 END_TIMEOUT_S = 5.0
 """Longest wait for the end of a fork server that has closed its socket."""
 FORK_TIMEOUT_S = 120.0
 """Longest wait for one fork, with the imports before it."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class NotForked(Exception):
@@ -83,43 +83,34 @@ class ForkedService:
 class ServiceForkServer:
     """One fork server, which is started again if it has ended. `fork` is for one caller at a time."""
 
-    def __init__(self, commands: Iterable[ChildCommand], log_dir: Path) -> None:
-        """Forks those of `commands` that `takes` accepts."""
+    def __init__(self, commands: Iterable[ChildCommand], log_dir: Path, early: ForkProcess | None = None) -> None:
+        """Forks those of `commands` that `takes` accepts. `early`: the process, if it has been started before."""
         found = [command for command in commands if command.words]
-        self._variables = found[0].variables if found else {}
+        self._variables = _loaded_with(found[0]) if found else {}
         self._num_bytes = max([MIN_ARGUMENT_BYTES, *(len(" ".join(command.arguments)) for command in found)])
         self._log = log_dir / LOG_NAME
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._requests: socket.socket | None = None
+        self._process = early
         self._is_ready = False
+        self._has_told_of_kernels = False
 
     def takes(self, command: ChildCommand) -> bool:
-        """True for a service with the variables that the libraries of the fork server were loaded with."""
-        return bool(command.words) and command.variables == self._variables
+        """True for a service with the variables that the libraries of the fork server were loaded with.
+
+        A service sets its number of threads by itself.
+        """
+        return bool(command.words) and _loaded_with(command) == self._variables
 
     def start(self) -> None:
         """Starts the process; no effect while it runs. On the main thread, with which it ends.
 
         Raises `OSError` where processes cannot be adopted, or the log cannot be written.
         """
-        if self._popen is not None:
+        if self._process is not None:
             return
         adopt_orphans()
-        requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        wrapper = (sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()))
-        program = (sys.executable, "-m", PROGRAM, str(other.fileno()), str(os.getpid()))
-        with other, self._log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                (*wrapper, *program, "." * self._num_bytes),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=child_environment({**self._variables, **NUMPY_THREADS}),
-                pass_fds=[other.fileno()],
-                process_group=0,
-            )
-        requests.setblocking(False)
-        self._requests, self._is_ready = requests, False
+        with self._log.open("ab") as output:
+            started = start_process(output, self._num_bytes, child_environment(self._variables))
+        self._process, self._is_ready = ForkProcess(*started), False
 
     async def fork(self, command: ChildCommand, output: int) -> ForkedService:
         """Starts a service; its output goes to the open file `output`.
@@ -154,43 +145,74 @@ class ServiceForkServer:
     async def _fork(self, command: ChildCommand, output: int) -> ForkedService:
         if not self._is_ready:
             await self._answer()
+            await self._give_log()
             self._is_ready = True
-        assert self._requests is not None
+        assert self._process is not None
         start, other = socket.socketpair()
         with start, other:
             request = json.dumps(command.words).encode()
-            socket.send_fds(self._requests, [request], [output, other.fileno()])
+            socket.send_fds(self._process.requests, [request], [output, other.fileno()])
             answer = await self._answer()
             if "pid" not in answer:
                 raise NotForked(str(answer.get("why")))
             process = ForkedService(int(answer["pid"]))
             start.send(b"1")
+        self._tell_of_kernels(str(answer.get("kernels", "")))
         return process
+
+    async def _give_log(self) -> None:
+        """Has a process that was started early write its log, too. Raises `ConnectionError`."""
+        assert self._process is not None
+        if self._process.output is None:
+            return
+        with self._log.open("ab") as log:
+            socket.send_fds(self._process.requests, [b"{}"], [log.fileno()])
+            await self._answer()
+
+    def _tell_of_kernels(self, why: str) -> None:
+        """Warns once that workers compute in torch, and keep their weights each for itself."""
+        if why and not self._has_told_of_kernels:
+            self._has_told_of_kernels = True
+            _log.warning("%s. Steps take longer, and each worker keeps weights of its own.", why)
 
     async def _answer(self) -> dict[str, Any]:
         """The next answer. Raises `ConnectionError` if the fork server has ended."""
-        assert self._requests is not None
-        message = await asyncio.get_running_loop().sock_recv(self._requests, MAX_ANSWER_BYTES)
+        assert self._process is not None
+        message = await asyncio.get_running_loop().sock_recv(self._process.requests, MAX_ANSWER_BYTES)
         if not message:
             raise ConnectionResetError("the fork server has ended")
         answer: dict[str, Any] = json.loads(message)
         return answer
 
     async def _end_report(self) -> str:
-        assert self._popen is not None
+        assert self._process is not None
         try:
-            code: int | str = await asyncio.to_thread(self._popen.wait, END_TIMEOUT_S)
+            code: int | str = await asyncio.to_thread(self._process.popen.wait, END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = "unknown"
+        self._keep_early_output()
         return f"the fork server ended by itself with exit code {code}. Its last log lines:\n{log_tail(self._log)}"
 
     def close(self) -> None:
         """Ends the fork server. Its forks go on. Idempotent."""
-        if self._popen is not None and self._requests is not None:
-            self._requests.close()
-            self._popen.kill()
-            self._popen.wait()
-        self._popen = self._requests = None
+        if self._process is not None:
+            self._keep_early_output()
+            self._process.close()
+        self._process = None
+
+    def _keep_early_output(self) -> None:
+        """Moves what the process wrote before it had a log into the log."""
+        if self._process is None or self._process.output is None or self._process.output.closed:
+            return
+        with self._log.open("ab") as log:
+            self._process.output.seek(0)
+            shutil.copyfileobj(self._process.output, log)
+        self._process.output.close()
+
+
+def _loaded_with(command: ChildCommand) -> Mapping[str, str]:
+    """The variables of a command that libraries read when they are loaded."""
+    return {name: value for name, value in command.variables.items() if name not in thread_variables(1)}
 
 
 def can_fork() -> bool:

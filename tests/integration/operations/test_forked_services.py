@@ -66,8 +66,35 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_a_forked_worker_finds_the_vocabulary_for_grammars() -> None:
+TWO_THREADS = """
+import os
+from baton.services.cli.processes import fork_program
+from baton.settings.process import limit_threads
+
+limit_threads(1)
+shared = fork_program.SharedParts()
+shared.prepare(("serve", "prefill", "--model=nowhere"))
+if os.fork() == 0:
+    import torch
+    from baton.model.cpu import configure_threads
+    configure_threads(2)
+    torch.rand(2048, 2048) @ torch.rand(2048, 2048)
+    os._exit(len(os.listdir("/proc/self/task")))
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def output_of(program: str) -> str:
     environment = {**os.environ, **thread_variables(1)}
-    command = [sys.executable, "-c", FORKED_WORKER]
+    command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment)
-    assert ended.stdout == "7\n", ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_forked_worker_finds_the_vocabulary_for_grammars() -> None:
+    assert output_of(FORKED_WORKER) == "7\n"
+
+
+def test_a_fork_computes_with_more_threads_than_its_server() -> None:
+    assert int(output_of(TWO_THREADS)) >= 2

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,15 @@ def exists(pid: int) -> bool:
 
 
 def fork_server_of(pid: int) -> int:
-    """The fork server among the children of `pid`: the first, as its forks have its arguments for a moment."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return min(int(child) for child in children if b"fork_program" in Path(f"/proc/{child}/cmdline").read_bytes())
+    """The fork server among the children of `pid`: the first, as its forks have its arguments for a moment.
+
+    One that has just been started has no arguments while it becomes its program.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        found = [int(child) for child in children if b"fork_program" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if found:
+            return min(found)
+        os.sched_yield()
+    raise AssertionError(f"no child of {pid} is a fork server")

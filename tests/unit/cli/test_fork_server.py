@@ -37,6 +37,13 @@ def fail():
     raise OSError(errno.EAGAIN, "no process to be had")
 os.fork = fail
 """
+WITHOUT_KERNELS = """
+import sys, types
+choice = types.SimpleNamespace(kernels=None, note="no native kernels: built from other sources")
+module = types.ModuleType("baton.model.loading.kernel_choice")
+module.best_kernels = lambda: choice
+sys.modules[module.__name__] = module
+"""
 WITH_A_CHILD = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -164,8 +171,9 @@ async def test_a_fork_whose_supervisor_has_not_heard_of_it_ends(fork_server, tmp
 def test_commands_that_need_other_libraries_are_not_forked(fork_server):
     other = ChildCommand("other", (sys.executable, "-c", "pass"), thread_variables(2))
     more_threads = ChildCommand("more", (), thread_variables(3), ("serve", "router"))
-    commands = (router("router"), other, more_threads)
-    assert [fork_server.takes(command) for command in commands] == [True, False, False]
+    traced = ChildCommand("traced", (), {**thread_variables(2), "MALLOC_CHECK_": "3"}, ("serve", "router"))
+    commands = (router("router"), other, more_threads, traced)
+    assert [fork_server.takes(command) for command in commands] == [True, False, True, False]
 
 
 def test_nothing_is_forked_beside_a_thread():
@@ -231,6 +239,14 @@ async def test_after_a_failed_fork_the_next_service_is_forked(with_startup_code,
         assert isinstance(second.process, ForkedService)
         for child in (first, second):
             await wait_for_log(child, "router_listening")
+
+
+async def test_missing_kernels_are_told_once(with_startup_code, tmp_path, caplog):
+    command, fork_server = with_startup_code(WITHOUT_KERNELS)
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        for _ in range(2):
+            await wait_for_log(await supervisor.start(command), "router_listening")
+    assert caplog.text.count("no native kernels: built from other sources. Steps take longer") == 1
 
 
 async def test_a_server_that_does_not_answer_is_killed(fork_server, tmp_path, monkeypatch):

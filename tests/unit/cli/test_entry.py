@@ -1,0 +1,98 @@
+"""`baton up` has a fork server before it imports anything else, which then serves it, or ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.services.cli import entry
+from baton.services.cli.errors import StartFailed
+from baton.services.cli.processes import fork_process
+from baton.services.cli.processes.fork_process import ForkProcess, close_early, start_early, take_early
+from baton.services.cli.processes.fork_server import LOG_NAME, ServiceForkServer, can_fork
+from baton.services.cli.processes.supervisor import Supervisor
+from tests.unit.cli.children import DEADLINE_S, exists, fork_server_of, wait_for_log
+from tests.unit.cli.test_fork_server import router
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    close_early()
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None], list[str]], None]:
+    """Runs the entry point with a command line, and a function in place of the command's own `main`."""
+
+    def run(main: Callable[[], None], words: list[str]) -> None:
+        module = types.ModuleType("a_program")
+        module.main = main  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(entry, "PROGRAM", module.__name__)
+        monkeypatch.setattr(sys, "argv", ["baton", *words])
+        entry.main()
+
+    return run
+
+
+def test_up_has_a_fork_server_when_its_own_program_is_imported(program):
+    taken: list[ForkProcess | None] = []
+    program(lambda: taken.append(take_early()), ["up", "bundled"])
+    [process] = taken
+    assert process is not None
+    assert process.popen.poll() is None, "what was taken goes on"
+    process.close()
+
+
+@pytest.mark.parametrize("words", [[], ["serve", "router"], ["up", "--help"]])
+def test_other_commands_start_no_fork_server(program, words):
+    taken: list[ForkProcess | None] = []
+    program(lambda: taken.append(take_early()), words)
+    assert taken == [None]
+
+
+def test_a_fork_server_that_nobody_takes_ends_with_the_command(program):
+    servers: list[int] = []
+
+    def fails() -> None:
+        servers.extend(process.popen.pid for process in fork_process._early)
+        sys.exit(2)
+
+    with pytest.raises(SystemExit):
+        program(fails, ["up"])
+    assert [exists(server) for server in servers] == [False]
+
+
+async def test_an_early_server_forks_services_and_writes_the_log(tmp_path: Path):
+    start_early(["up"])
+    process = take_early()
+    fork_server = ServiceForkServer([router("router")], tmp_path, process)
+    try:
+        async with Supervisor(tmp_path, fork_server) as supervisor:
+            child = await supervisor.start(router("router"))
+            await wait_for_log(child, "router_listening")
+            server = fork_server_of(os.getpid())
+            assert process is not None
+            assert server == process.popen.pid
+            assert os.readlink(f"/proc/{server}/fd/1") == str(tmp_path / LOG_NAME)
+    finally:
+        fork_server.close()
+
+
+async def test_an_early_server_that_cannot_import_tells_why(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(fork_process, "FIRST_SERVICE", "nowhere")
+    start_early(["up"])
+    fork_server = ServiceForkServer([router("router")], tmp_path, take_early())
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        with pytest.raises(StartFailed, match=r"exit code 1[\s\S]*No module named 'baton.services.nowhere'"):
+            await asyncio.wait_for(supervisor.start(router("router")), DEADLINE_S)
+    assert (tmp_path / LOG_NAME).read_text().count("ModuleNotFoundError") == 1
