@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +34,11 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics_server import start_metrics_server
 from baton.worker.identity.address import advertised_address
+from baton.worker.identity.incarnation_file import (
+    IncarnationFile,
+    open_incarnation_file,
+    withdraw_predecessor,
+)
 from baton.worker.identity.worker_id import default_worker_id, require_free_id
 from baton.worker.registration import PATIENCE_TTLS, Registration, RegistrationLoss
 from baton.worker.rejected_calls import RejectedCallLog
@@ -61,6 +66,7 @@ class WorkerContext:
     store: StateStore
     lifecycle: WorkerLifecycle
     stack: AsyncExitStack
+    incarnation_file: IncarnationFile | None = None
 
 
 class WorkerLifecycle:
@@ -216,10 +222,13 @@ async def run_worker(
     usual_port = type(settings).model_fields["port"].default
     worker_id = WorkerId(settings.worker_id or default_worker_id(role, settings.port, usual_port))
     options = StoreOptions(worker_ttl_s=settings.worker_ttl_s, heartbeat_s=settings.heartbeat_interval_s)
-    with shutdown_event() as stop:
+    file = open_incarnation_file(settings.redis_url, worker_id)
+    with shutdown_event() as stop, nullcontext() if file is None else closing(file):
         async with AsyncExitStack() as before:
             registry = await connect(settings.redis_url, options, check=False)
             before.push_async_callback(registry.close)
+            if file is not None:
+                await withdraw_predecessor(registry, worker_id, file)
             await require_free_id(registry, worker_id, WATCHED_HEARTBEATS * settings.heartbeat_interval_s)
         engine = build_engine()
         freeze_gc()
@@ -227,7 +236,7 @@ async def run_worker(
             store = await connect(settings.redis_url, options, check=False)
             stack.push_async_callback(store.close)
             lifecycle = WorkerLifecycle(stop)
-            await serve(engine, WorkerContext(worker_id, trust, store, lifecycle, stack))
+            await serve(engine, WorkerContext(worker_id, trust, store, lifecycle, stack, file))
             return lifecycle.exit_code
 
 
@@ -258,6 +267,8 @@ async def start_serving(
     Returns the server and the address to announce; None, with the server closed, for a worker that is stopped before
     it has an address. Raises `OSError` if a port cannot be bound.
     """
+    if context.incarnation_file is not None:
+        context.incarnation_file.note(incarnation)
     context.stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
     start_series(__version__, role.value, model_name(settings.model), vllm_names=settings.vllm_names)
     thread = EngineThread(loop, "baton-engine", context.lifecycle.on_crash)
