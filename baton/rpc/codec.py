@@ -120,6 +120,8 @@ def read(parse: Callable[[bytes], Message], data: bytes | None) -> Message | Unr
 
 def to_float32(value: float) -> float:
     """`value` rounded to the nearest to_float32-precision float. Raises `OverflowError` beyond its range."""
+    if value == 0.0 or value == 1.0:  # of almost all parameters
+        return float(value)
     return float(_SINGLE.unpack(_SINGLE.pack(value))[0])
 
 
@@ -135,21 +137,31 @@ def decode_id(message: pb.AttemptId) -> AttemptId:
 
 def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
     """To the wire, rounding floats."""
-    return pb.SamplingParams(
-        temperature=to_float32(sampling.temperature),
-        top_k=sampling.top_k,
-        top_p=to_float32(sampling.top_p),
-        min_p=to_float32(sampling.min_p),
-        presence_penalty=to_float32(sampling.presence_penalty),
-        frequency_penalty=to_float32(sampling.frequency_penalty),
-        repetition_penalty=to_float32(sampling.repetition_penalty),
-        seed=sampling.seed,
-        logit_bias={token: to_float32(bias) for token, bias in sampling.logit_bias},
-        logprobs=sampling.logprobs,
-        allowed_token_ids=sampling.allowed_token_ids,
-        bad_words=[pb.TokenSequence(tokens=word) for word in sampling.bad_words],
-        logprob_token_ids=sampling.logprob_token_ids,
-    )
+    message = pb.SamplingParams()
+    _fill_sampling(message, sampling)
+    return message
+
+
+def _fill_sampling(message: pb.SamplingParams, sampling: SamplingParams) -> None:
+    """Writes into an empty message. What few requests have is not touched where it is empty."""
+    message.temperature = to_float32(sampling.temperature)
+    message.top_k = sampling.top_k
+    message.top_p = to_float32(sampling.top_p)
+    message.min_p = to_float32(sampling.min_p)
+    message.presence_penalty = to_float32(sampling.presence_penalty)
+    message.frequency_penalty = to_float32(sampling.frequency_penalty)
+    message.repetition_penalty = to_float32(sampling.repetition_penalty)
+    message.seed = sampling.seed
+    if sampling.logprobs is not None:
+        message.logprobs = sampling.logprobs
+    for token, bias in sampling.logit_bias:
+        message.logit_bias[token] = to_float32(bias)
+    if sampling.allowed_token_ids:
+        message.allowed_token_ids.extend(sampling.allowed_token_ids)
+    for word in sampling.bad_words:
+        message.bad_words.add(tokens=word)
+    if sampling.logprob_token_ids:
+        message.logprob_token_ids.extend(sampling.logprob_token_ids)
 
 
 def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
@@ -173,9 +185,16 @@ def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
 
 def encode_stop(stop: StopParams) -> pb.StopParams:
     """To the wire."""
-    return pb.StopParams(
-        max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop_token_ids=sorted(stop.stop_token_ids)
-    )
+    message = pb.StopParams()
+    _fill_stop(message, stop)
+    return message
+
+
+def _fill_stop(message: pb.StopParams, stop: StopParams) -> None:
+    message.max_tokens = stop.max_tokens
+    message.min_tokens = stop.min_tokens
+    if stop.stop_token_ids:
+        message.stop_token_ids.extend(sorted(stop.stop_token_ids))
 
 
 def decode_stop(message: pb.StopParams) -> StopParams:
@@ -185,18 +204,28 @@ def decode_stop(message: pb.StopParams) -> StopParams:
 
 def encode_request(request: EngineRequest) -> pb.EngineRequest:
     """To the wire."""
-    return pb.EngineRequest(
-        id=encode_id(request.id),
-        tokens=request.tokens,
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=encode_sampling(request.sampling),
-        stop=encode_stop(request.stop),
-        salt=request.salt,
-        constraint=None if request.constraint is None else encode_constraint(request.constraint),
-        prompt_logprobs=request.prompt_logprobs,
-        priority=request.priority,
-        media=encode_media(request.media),
-    )
+    message = pb.EngineRequest()
+    fill_request(message, request)
+    return message
+
+
+def fill_request(message: pb.EngineRequest, request: EngineRequest) -> None:
+    """Writes a request into an empty message, which may be a field: what is given to a constructor is copied."""
+    message.id.request_id = request.id.request_id
+    message.id.attempt = request.id.attempt
+    message.id.owner_tag = request.id.owner_tag
+    message.tokens.extend(request.tokens)
+    message.num_prompt_tokens = request.num_prompt_tokens
+    _fill_sampling(message.sampling, request.sampling)
+    _fill_stop(message.stop, request.stop)
+    message.salt = request.salt
+    message.priority = request.priority
+    if request.constraint is not None:
+        message.constraint.CopyFrom(encode_constraint(request.constraint))
+    if request.prompt_logprobs is not None:
+        message.prompt_logprobs = request.prompt_logprobs
+    if request.media:
+        message.media.extend(encode_media(request.media))
 
 
 def decode_request(message: pb.EngineRequest) -> EngineRequest:

@@ -41,7 +41,10 @@ def encode_import_times(times: ImportTimes) -> pb.ImportTimes:
 
 def decode_import_times(message: pb.ImportTimes) -> ImportTimes:
     """From the wire."""
-    return ImportTimes(**{name: getattr(message, name) for name in ImportTimes.__slots__})
+    return ImportTimes(
+        message.transport, message.path, message.first_chunk_us, message.pull_us, message.exposed_us, message.commit_us,
+        message.join_us, message.bytes, message.pages, message.proof, message.re_reads,
+    )  # fmt: skip
 
 
 def encode_decode_times(times: DecodeTimes) -> pb.DecodeTimes:
@@ -51,4 +54,4 @@ def encode_decode_times(times: DecodeTimes) -> pb.DecodeTimes:
 
 def decode_decode_times(message: pb.DecodeTimes) -> DecodeTimes:
     """From the wire."""
-    return DecodeTimes(**{name: getattr(message, name) for name in DecodeTimes.__slots__})
+    return DecodeTimes(message.steps, message.step_us, message.waited_us, message.preempted_us, message.num_preemptions)

@@ -23,6 +23,8 @@ class SessionState(enum.Enum):
     LOST = "lost"
     CLOSED = "closed"
 
+    __hash__ = object.__hash__  # members are singletons; that of `Enum` hashes their names, in Python
+
 
 class SessionEvent(enum.Enum):
     """Cause of a change of state."""

@@ -31,6 +31,8 @@ class CostBasis(enum.Enum):
     PREDICTED = "predicted"
     CONSTANTS = "constants"
 
+    __hash__ = object.__hash__  # members are singletons; that of `Enum` hashes their names, in Python
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLoad:

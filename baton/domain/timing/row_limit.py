@@ -32,9 +32,9 @@ class RowObjective:
 
 
 def _row_objective(record: WorkerRecord, max_tpot_s: float) -> RowObjective | None:
-    """The objective with the rows that `record` announces. None without an objective, or without a usable fit."""
+    """The objective with the rows that `record` announces. None without a usable fit."""
     fit, load = usable_fit(record), record.load
-    if fit is None or math.isinf(max_tpot_s):
+    if fit is None:
         return None
     context_tokens = load.pages.live * record.page_size if load.running_rows else 0
     if fit.weights[-1] < 0.0:
@@ -48,6 +48,8 @@ def within_tpot(record: WorkerRecord, max_tpot_s: float, context_tokens: float =
     Running rows have the mean of their contexts, rows that may come `context_tokens`; 0: that mean. Without a usable
     fit all rows stay.
     """
+    if max_tpot_s == math.inf:
+        return record
     most, objective = record.budgets.rows, _row_objective(record, max_tpot_s)
     if most <= 1 or objective is None:
         return record

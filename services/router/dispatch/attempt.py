@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
@@ -24,6 +24,7 @@ import grpc
 from msgspec import structs
 
 from baton.domain.errors import BatonError, DeadlineExceeded, LinkBroken, WorkerLost
+from baton.domain.ids import PageKey
 from baton.domain.request import OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import WorkerRole
@@ -57,7 +58,7 @@ from baton.telemetry.metrics import INDEX_ERROR
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
-_Read = decode_pb2.GenerateEvent | session_pb2.TokenRow | TokenChunk | None
+_Read = decode_pb2.GenerateEvent | session_pb2.Joined | session_pb2.TokenRow | TokenChunk | None
 """An event of decode, by its call or in a session, or a row's chunk; None at the end of the stream."""
 
 
@@ -143,8 +144,7 @@ class Attempt:
             self._undo = [self._generate.cancel, watch]
         if prefill is not None:
             prefill.when_accepted(self._tracked.timer.dispatched)
-        late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
-        self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
+        self._undo.append(loop.call_at(deadline, self._on_late).cancel)
 
     def _prefill_spec(self) -> PrefillSpec:
         tracked, reservation = self._tracked, self._reservation
@@ -168,6 +168,11 @@ class Attempt:
                 raise lost_worker(DECODE, "ended its stream early")
             if isinstance(event, TokenChunk | session_pb2.TokenRow):
                 return event if isinstance(event, TokenChunk) else self._on_row(event)
+            if isinstance(event, session_pb2.Joined):
+                if self._decoding:
+                    raise damaged("an event of decode that fits nowhere")
+                self._on_imported(event)
+                continue
             match event.WhichOneof("event"):
                 case "failed":
                     raise self._decode_failure(event.failed)
@@ -270,7 +275,7 @@ class Attempt:
             self._abort_reason = "finished"  # frees the reservation and the pins
         return chunk if scores is None else self._with_scores(chunk, scores)
 
-    def _on_imported(self, imported: decode_pb2.Imported) -> None:
+    def _on_imported(self, imported: decode_pb2.Imported | session_pb2.Joined) -> None:
         """Records the import. Raises `AttemptFailure` if decode continues from another token than the client has."""
         if imported.HasField("first_token"):
             token = decode_token(imported.first_token)
@@ -314,11 +319,17 @@ class Attempt:
         if finish is not None:
             self._abort_reason = None
             self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
-            decode, request = self._pair.decode, self._tracked.engine_request()
-            known, with_kv = self._reservation.keys, request.tokens[:-1]  # the last one has no KV
-            keys = page_keys(with_kv, decode.page_size, request.salt, request.media, known)
-            self._workers.add_cached_pages(decode, keys)
+            self._workers.add_cached_pages(self._pair.decode, self._keys_with_kv())
         return chunk if scores is None else self._with_scores(chunk, scores)
+
+    def _keys_with_kv(self) -> Sequence[PageKey]:
+        """Those of all full pages of tokens whose KV decode has: the last token has none."""
+        known, page_size = self._reservation.keys, self._pair.decode.page_size
+        num_tokens = len(self._tracked.sequence.prompt_tokens) + self._tracked.num_emitted - 1
+        if num_tokens // page_size <= len(known):
+            return known
+        request = self._tracked.engine_request()
+        return page_keys(request.tokens[:-1], page_size, request.salt, request.media, known)
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:
         """Raises `AttemptFailure` for scores that were damaged or do not fit."""
@@ -332,6 +343,9 @@ class Attempt:
     def _with_scores(self, chunk: TokenChunk, scores: PromptScores) -> TokenChunk:
         self._tracked.on_scored()
         return structs.replace(chunk, prompt_scores=scores)
+
+    def _on_late(self) -> None:
+        self._interrupt(DeadlineExceeded(f"request {self._request.id.request_id} ran out of time"))
 
     def _on_decode_lost(self) -> None:
         self._interrupt(lost_worker(DECODE, "restarted, fell silent or is stuck"))

@@ -6,6 +6,7 @@ worker that was idle at the first.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.domain.arithmetic import ceil_div
@@ -17,9 +18,19 @@ from baton.services.router.dispatch.placement.pair import Pair
 class _Placement(NamedTuple):
     prefill: Incarnation
     decode: Incarnation
-    num_tokens: int
-    num_cached: int
+    prompt_tokens: int
+    num_pages: int
     placed_at: float
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Of the placements on one worker. A prompt waits at its prefill worker, a row takes pages at its decode worker."""
+
+    num_prompts: int = 0
+    prompt_tokens: int = 0
+    num_rows: int = 0
+    num_pages: int = 0
 
 
 class InFlight:
@@ -28,34 +39,50 @@ class InFlight:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._placements: dict[AttemptId, _Placement] = {}
+        self._totals: dict[Incarnation, _Totals] = {}  # of the workers that have placements
 
     def add(self, id: AttemptId, pair: Pair, num_tokens: int, now: float, num_cached: int = 0) -> None:
         """Adds an attempt of `num_tokens` on `pair`. A second placement of it replaces the first.
 
         `num_cached`: those that prefill probably has cached. They are no load, or a cache would drive its users away.
         """
-        self._placements.pop(id, None)
-        self._placements[id] = _Placement(*pair.incarnations, num_tokens, num_cached, now)
+        self.remove(id)
+        num_pages = ceil_div(num_tokens + 1, pair.decode.page_size)
+        placed = self._placements[id] = _Placement(*pair.incarnations, num_tokens - num_cached, num_pages, now)
+        self._count(placed, 1)
 
     def remove(self, id: AttemptId) -> None:
         """Removes an attempt that ended or was refused. Idempotent."""
-        self._placements.pop(id, None)
+        placed = self._placements.pop(id, None)
+        if placed is not None:
+            self._count(placed, -1)
 
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
         """Returns `record` with the recent attempts added to its load."""
         self._forget_old(now)
-        incarnation, page_size = record.incarnation, record.page_size
-        num_prompts = prompt_tokens = num_rows = num_pages = 0
-        for placement in self._placements.values():
-            if placement.prefill == incarnation:
-                num_prompts += 1
-                prompt_tokens += placement.num_tokens - placement.num_cached
-            if placement.decode == incarnation:
-                num_rows += 1
-                num_pages += ceil_div(placement.num_tokens + 1, page_size)
-        if not num_prompts and not num_rows:
+        total = self._totals.get(record.incarnation)
+        if total is None:
             return record
-        return record.with_load(record.load.with_work(num_prompts, prompt_tokens, num_rows, num_pages))
+        load = record.load.with_work(total.num_prompts, total.prompt_tokens, total.num_rows, total.num_pages)
+        return record.with_load(load)
+
+    def _count(self, placed: _Placement, sign: int) -> None:
+        """Adds a placement to the totals of its workers, or takes it away."""
+        prefill = self._total_of(placed.prefill)
+        prefill.num_prompts += sign
+        prefill.prompt_tokens += sign * placed.prompt_tokens
+        decode = self._total_of(placed.decode)
+        decode.num_rows += sign
+        decode.num_pages += sign * placed.num_pages
+        for worker, total in ((placed.prefill, prefill), (placed.decode, decode)):
+            if not total.num_prompts and not total.num_rows:
+                self._totals.pop(worker, None)
+
+    def _total_of(self, worker: Incarnation) -> _Totals:
+        total = self._totals.get(worker)
+        if total is None:
+            total = self._totals[worker] = _Totals()
+        return total
 
     def _forget_old(self, now: float) -> None:
         """Removes the attempts that were placed before the window. The oldest come first."""
@@ -63,4 +90,4 @@ class InFlight:
             id, oldest = next(iter(self._placements.items()))
             if now - oldest.placed_at <= self._window_s:
                 break
-            del self._placements[id]
+            self.remove(id)

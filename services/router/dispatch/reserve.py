@@ -198,11 +198,10 @@ class Reserver:
         query = self._query(request, avoided, fingerprint, affinity, processor)
         search = _Search(request, metadata, query, self._clock(), deadline, may_start and not processor)
         try:
-            async with asyncio.timeout_at(deadline):
-                reservation = await self._reserve_or_wait(search)
-                if reservation is not None:
-                    self._affinity.add(affinity, reservation.pair.incarnations)
-                return reservation
+            reservation = await self._reserve_or_wait(search)
+            if reservation is not None:
+                self._affinity.add(affinity, reservation.pair.incarnations)
+            return reservation
         except TimeoutError:
             self._end_prefill(search, DeadlineExceeded.code)
             raise DeadlineExceeded(f"request {request.id.request_id} found no room in time") from None
@@ -213,6 +212,7 @@ class Reserver:
             raise
 
     async def _reserve_or_wait(self, search: _Search) -> PairReservation | None:
+        """Raises `TimeoutError` at the deadline: a reply of a worker is awaited until then, and so is the queue."""
         kind = search.query.fingerprint, search.query.processor
         if kind not in self._wait_queues and (reservation := await self._try_pairs(search)) is not None:
             return reservation
@@ -220,7 +220,7 @@ class Reserver:
         wait_queue = self._wait_queues.setdefault(kind, _WaitQueue())
         wait_queue.num_waiting += 1
         try:
-            async with wait_queue.pollers:
+            async with asyncio.timeout_at(search.deadline), wait_queue.pollers:
                 return await self._wait_for_room(search)
         finally:
             wait_queue.num_waiting -= 1
@@ -281,7 +281,7 @@ class Reserver:
             self._start_if_room(search, pair, keys)
             self._early_starts.on_asked(pair.decode.incarnation, request.id, self._clock())
             reply = await send_reserve(
-                self._workers, pair.decode, message, self._limits.reserve_timeout_s, search.metadata
+                self._workers, pair.decode, message, self._limits.reserve_timeout_s, search.metadata, search.deadline
             )
         except AttemptFailure as failure:
             raise self._reserve_failure(failure, pair, request.id) from None

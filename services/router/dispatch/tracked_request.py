@@ -69,6 +69,7 @@ class TrackedRequest:
         self._records = records
         self._fingerprint = sequence.fingerprint
         self._emitted: list[int] = []
+        self._made: EngineRequest | None = None  # the newest input
         self._unreached_since = math.inf
         self._left_at: Incarnation | None = None  # the worker that has just sent the row back
         self._num_cached_tokens = sequence.num_cached_tokens
@@ -115,13 +116,17 @@ class TrackedRequest:
 
     def engine_request(self) -> EngineRequest:
         """The current attempt's input: the prompt and all tokens emitted so far."""
-        sequence = self.sequence
-        tokens = (*sequence.prompt_tokens, *self._emitted)
-        return EngineRequest(
-            self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt,
-            sequence.constraint, sequence.prompt_logprobs if self._wants_scores else None, self.slot.spec.priority,
-            sequence.media,
-        )  # fmt: skip
+        sequence, made = self.sequence, self._made
+        scores = sequence.prompt_logprobs if self._wants_scores else None
+        num_tokens = len(sequence.prompt_tokens) + len(self._emitted)
+        is_current = made is not None and made.id is self.id and len(made.tokens) == num_tokens
+        if made is None or not is_current or made.prompt_logprobs != scores:
+            tokens = (*sequence.prompt_tokens, *self._emitted)
+            made = self._made = EngineRequest(
+                self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt,
+                sequence.constraint, scores, self.slot.spec.priority, sequence.media,
+            )  # fmt: skip
+        return made
 
     def known_prefixes(self, reservation: PairReservation) -> dict[Incarnation, int]:
         """Leading tokens of the current attempt that decode workers have cached: as one told, or left there just now.

@@ -195,10 +195,9 @@ class WorkerSet:
 
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
-        now, suspicions = self._now(), self.suspicions
+        now, suspicions, most = self._now(), self.suspicions, self._limits.max_tpot_s
         able = [r for r in self._records.values() if self._eligible(r) and not suspicions.holds(r.incarnation, now)]
-        most, context = self._limits.max_tpot_s, query.num_tokens
-        loaded = {r.incarnation: self._in_flight.adjust(within_tpot(r, most, context), now) for r in able}
+        loaded = {r.incarnation: self._in_flight.adjust(within_tpot(r, most, query.num_tokens), now) for r in able}
         links = (pair.incarnations for pair in self._pairs.of(able))
         pairs = [Pair(loaded[a], loaded[b]) for a, b in links if self._link_breakers.allows((a, b), now)]
         if query.processor:
@@ -245,9 +244,10 @@ class WorkerSet:
         self, pair: Pair, num_tokens: int, keys: Sequence[PageKey], known: Mapping[Incarnation, int]
     ) -> PageSourceChoice | None:
         """The worker whose cached pages of a prompt the pair's prefill worker may import; see `page_source`."""
+        if not pair.prefill.links:
+            return None  # it reads nobody's pages
         matchable, now = keys[: max(0, num_tokens - 1) // pair.prefill.page_size], self._now()
-        trusted = (one for one in self._records.values() if not self.suspicions.holds(one.incarnation, now))
-        workers = {record.incarnation: record for record in trusted}
+        workers = {id: one for id, one in self._records.items() if not self.suspicions.holds(id, now)}
         return choose_page_source(pair, matchable, known, workers, self.cache_index, now)
 
     def served(self) -> list[WorkerRecord]:

@@ -286,9 +286,14 @@ PROMISE_BUGS = (
         "if slot.started_at is None:", "if True:", "tests/unit/router/admission/test_suspended_slots.py",
     ),
     PlantedBug(
+        WAITS, "a reply of a reservation is awaited for ever", f"{DISPATCH}/sessions/session_or_call.py",
+        "min(gives_up_at, deadline), stream.cancel", "gives_up_at, stream.cancel",
+        "tests/unit/router/dispatch/sessions/test_send_reserve.py",
+    ),
+    PlantedBug(
         WAITS, "a reservation waits for ever", f"{DISPATCH}/reserve.py",
-        "async with asyncio.timeout_at(deadline):", "async with asyncio.timeout_at(None):",
-        "tests/service/dispatch/test_dispatcher.py tests/service/dispatch/test_admission.py",
+        "async with asyncio.timeout_at(search.deadline)", "async with asyncio.timeout_at(None)",
+        "tests/service/dispatch/test_admission.py",
     ),
     PlantedBug(
         WAITS, "a read of pages is never late", "baton/transfer/puller.py",

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("both_streams")]
     ("prefill", "decode"),
     [
         pytest.param((), (ScriptedAction(Phase.RESERVE, Busy(), times=10_000),), id="no room"),
+        pytest.param((), (ScriptedAction(Phase.RESERVE, Busy(60.0), times=10_000),), id="no room for long"),
         pytest.param((), (ScriptedAction(Phase.RESERVE, Hold()),), id="reserve unanswered"),
         pytest.param((ScriptedAction(Phase.SEAL, Hold()),), (), id="prefilling"),
         pytest.param((), (ScriptedAction(Phase.DECODE, Hold(), index=2),), id="decoding"),

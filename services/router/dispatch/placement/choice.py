@@ -50,18 +50,19 @@ def choose_pair(
     able, hits = [pair for pair in pairs if _can_take(pair, query)], _HitIndex(query, index, policies)
     if not able:
         return None
+    by_cache = policies is BY_CACHE or policies == BY_CACHE
     token_s = token_seconds([pair.prefill for pair in able])
     ranks = [_rank(pair, query, hits) for pair in able]
     best_rank = min(ranks)
     able = [pair for rank, pair in zip(ranks, able, strict=True) if rank == best_rank]
-    if policies != BY_CACHE:
+    if not by_cache:
         able = policies.narrow(able, number)
     costs = [(_cost(pair, query, hits, token_s), pair) for pair in able]
     lowest = min(cost for cost, _ in costs)
     best = [pair for cost, pair in costs if cost == lowest]
-    turn = int(query.affinity[:8], 16) if query.affinity and policies == BY_CACHE else number
+    turn = int(query.affinity[:8], 16) if query.affinity and by_cache else number
     cheapest = best[turn % len(best)]
-    if query.last is None or policies != BY_CACHE:
+    if query.last is None or not by_cache:
         return cheapest
     return _nearest(costs, (lowest, cheapest), query, hits)
 

@@ -89,7 +89,8 @@ class LinkedPairs:
         """See `linked_pairs`. Do not change the list."""
         asked = tuple(records)
         if asked != self._records:
-            self._records, self._pairs = asked, linked_pairs(asked)
+            self._pairs = linked_pairs(asked)
+        self._records = asked  # also equal ones that were read anew: records are compared by identity first
         return self._pairs
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.worker import WorkerRecord
 
+_NOBODY = frozenset[Incarnation]()
+
 
 class PrefixIndex:
     """Estimates which worker incarnations hold which pages, from what was sent where.
@@ -25,7 +27,8 @@ class PrefixIndex:
     def add(self, holder: Incarnation, keys: Sequence[PageKey]) -> None:
         """Records that `holder` has the pages of `keys`, which are in chain order."""
         for key in reversed(keys):  # the chain's root ends up the most recently used: it is the last to be forgotten
-            self._holders[key] = self._holders.pop(key, frozenset()) | {holder}
+            held = self._holders.pop(key, _NOBODY)
+            self._holders[key] = held if holder in held else held | {holder}
         while len(self._holders) > self._max_keys:
             self._holders.popitem(last=False)
 

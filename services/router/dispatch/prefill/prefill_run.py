@@ -22,7 +22,7 @@ from baton.domain.errors import BatonError, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.worker import WorkerRecord, WorkerRole
-from baton.rpc.codec import decode_failure, decode_scores, encode_request
+from baton.rpc.codec import decode_failure, decode_scores, fill_request
 from baton.rpc.gen import common_pb2, prefill_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.services.router.dispatch.media.uploader import MediaUploader
@@ -86,7 +86,6 @@ class PrefillRun:
             coming.discard(spec.request.id.request_id)
             self._num_coming = coming.count(loop.time())
         self.worker = worker
-        self.encoded = encode_request(spec.request)
         self.sealed: asyncio.Future[prefill_pb2.Sealed] = loop.create_future()
         self.scores = ScoreCollector(spec.request, worker.vocab_size)
         self.accepted = False
@@ -100,6 +99,7 @@ class PrefillRun:
         self._undo: list[Callable[[], object]] = []
         try:
             message = self._message(max(0.0, spec.deadline - loop.time()))
+            self.encoded = message.request
             self.num_predicted = workers.known_pages.predict_tokens(worker, len(spec.request.tokens), spec.keys)
             reading = self._upload(message) if spec.files else self._start(message)
             if reading is not None:
@@ -147,9 +147,9 @@ class PrefillRun:
         """Names the worker that has more of the prompt cached than prefill, if one is known."""
         spec = self._spec
         message = prefill_pb2.PrefillRequest(
-            request=self.encoded, decode_prefix_len=spec.decode_prefix_len, deadline_s=timeout_s,
-            num_coming=self._num_coming,
-        )  # fmt: skip
+            decode_prefix_len=spec.decode_prefix_len, deadline_s=timeout_s, num_coming=self._num_coming
+        )
+        fill_request(message.request, spec.request)
         num_tokens = len(spec.request.tokens)
         choice = self._workers.find_page_source(spec.pair, num_tokens, spec.keys, spec.known)
         if choice is not None:
@@ -208,7 +208,8 @@ class PrefillRun:
             while stream.is_ready:
                 event = stream.read_now()
                 if event is None:
-                    self.fail(lost_worker(PREFILL, "ended its stream early"))
+                    if not self.sealed.done():
+                        self.fail(lost_worker(PREFILL, "ended its stream early"))
                     return
                 self._on_event(cast("prefill_pb2.PrefillEvent", event))  # the stream brings nothing else
         except WorkerLost as lost:  # its session was lost

@@ -17,7 +17,7 @@ from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.worker_errors import AttemptFailure, FaultSource, damaged
 from baton.services.router.generation import TokenChunk
 
-SessionEvent = decode_pb2.GenerateEvent | pb.TokenRow | decode_pb2.ReserveReply | prefill_pb2.PrefillEvent
+SessionEvent = decode_pb2.GenerateEvent | pb.Joined | pb.TokenRow | decode_pb2.ReserveReply | prefill_pb2.PrefillEvent
 
 OnRow = Callable[[pb.TokenRow], TokenChunk | None]
 """Takes a row at once. A chunk that it returns, and an exception that it raises, go to the reader."""
@@ -38,7 +38,7 @@ class StreamKind:
 
 ATTEMPT = StreamKind(
     "an attempt",
-    frozenset({decode_pb2.GenerateEvent, pb.TokenRow}),
+    frozenset({decode_pb2.GenerateEvent, pb.Joined, pb.TokenRow}),
     FaultSource.DECODE,
     lambda failure: decode_pb2.GenerateEvent(failed=failure),
 )

@@ -30,33 +30,40 @@ class WorkerSession(DialledSession[SessionStream]):
     def open(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> SessionStream:
         """Starts an attempt. Raises `LinkBroken` if the session has no stream numbers left."""
         number, stream = self._draw(ATTEMPT)
-        tokens = list(request.request.tokens)
-        opened = pb.Open(
-            request=request.request,
-            reservation_id=request.reservation_id,
-            prefill_id=request.prefill_id,
-            prefill_incarnation=request.prefill_incarnation,
-            deadline_s=request.deadline_s,
-            traceparent=trace.traceparent,
-            http_request_id=trace.http_request_id,
-        )
+        message = pb.StreamMessage(stream=number)
+        opened = message.open  # in place: a message that is given to a constructor is copied
+        opened.request.CopyFrom(request.request)
         del opened.request.tokens[:]
-        self._post_with_prompt(pb.StreamMessage(stream=number, open=opened), tokens)
+        opened.reservation_id = request.reservation_id
+        opened.prefill_id = request.prefill_id
+        opened.prefill_incarnation = request.prefill_incarnation
+        opened.deadline_s = request.deadline_s
+        opened.traceparent = trace.traceparent
+        opened.http_request_id = trace.http_request_id
+        self._post_with_prompt(message, request.request.tokens)
         return stream
 
     def reserve(self, request: decode_pb2.ReserveRequest, trace: TraceContext) -> SessionStream:
         """Asks for room; a `ReserveReply` comes. Raises `LinkBroken` if the session has no stream numbers left."""
         number, stream = self._draw(RESERVATION)
-        opened = pb.OpenReserve(request=request, traceparent=trace.traceparent, http_request_id=trace.http_request_id)
-        self._dialler.pump.post(pb.StreamMessage(stream=number, reserve=opened))
+        message = pb.StreamMessage(stream=number)
+        opened = message.reserve
+        opened.request.CopyFrom(request)
+        opened.traceparent = trace.traceparent
+        opened.http_request_id = trace.http_request_id
+        self._dialler.pump.post(message)
         return stream
 
     def prefill(self, request: prefill_pb2.PrefillRequest, trace: TraceContext) -> SessionStream:
         """Starts a prompt; `PrefillEvent`s come. Raises `LinkBroken` if the session has no stream numbers left."""
         number, stream = self._draw(PROMPT)
-        opened = pb.OpenPrefill(request=request, traceparent=trace.traceparent, http_request_id=trace.http_request_id)
+        message = pb.StreamMessage(stream=number)
+        opened = message.prefill
+        opened.request.CopyFrom(request)
         del opened.request.request.tokens[:]
-        self._post_with_prompt(pb.StreamMessage(stream=number, prefill=opened), request.request.tokens)
+        opened.traceparent = trace.traceparent
+        opened.http_request_id = trace.http_request_id
+        self._post_with_prompt(message, request.request.tokens)
         return stream
 
     def abort(self, request: common_pb2.AbortRequest) -> bool:
@@ -82,12 +89,7 @@ class WorkerSession(DialledSession[SessionStream]):
                             streams.close(row.stream)
                             stream.end()
                 case "joined":
-                    joined = message.joined
-                    imported = decode_pb2.Imported(
-                        times=joined.times if joined.HasField("times") else None,
-                        first_token=joined.first_token if joined.HasField("first_token") else None,
-                    )
-                    self._put(message.stream, decode_pb2.GenerateEvent(imported=imported))
+                    self._put(message.stream, message.joined)
                 case "scores":
                     self._put(message.stream, decode_pb2.GenerateEvent(scores=message.scores))
                 case "reserve_reply":

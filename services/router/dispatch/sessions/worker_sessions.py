@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 
 from baton.domain.ids import Incarnation, new_incarnation
+from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import SESSION_OPENS, SESSIONS, WorkerRecord
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
@@ -45,7 +47,7 @@ class WorkerSessions:
 
     def open(self, worker: WorkerRecord, request: decode_pb2.GenerateRequest, metadata: Metadata) -> SessionStream:
         """Starts an attempt on `worker`. `metadata`: as of a call. Its failures come with the first read."""
-        return self._current(worker).open(request, trace_context(dict(metadata)))
+        return self._current(worker).open(request, _trace_of(metadata))
 
     def takes_opens(self, worker: WorkerRecord) -> bool:
         """True if reservations, prompts and aborts go to the worker in its session, not by calls."""
@@ -53,11 +55,11 @@ class WorkerSessions:
 
     def reserve(self, worker: WorkerRecord, request: decode_pb2.ReserveRequest, metadata: Metadata) -> SessionStream:
         """Asks a decode worker for room. The caller bounds its wait for the reply, and cancels the stream."""
-        return self._current(worker).reserve(request, trace_context(dict(metadata)))
+        return self._current(worker).reserve(request, _trace_of(metadata))
 
     def prefill(self, worker: WorkerRecord, request: prefill_pb2.PrefillRequest, metadata: Metadata) -> SessionStream:
         """Starts a prompt on a prefill worker. The caller bounds its wait for the seal, and cancels the stream."""
-        return self._current(worker).prefill(request, trace_context(dict(metadata)))
+        return self._current(worker).prefill(request, _trace_of(metadata))
 
     def abort(self, worker: WorkerRecord, request: common_pb2.AbortRequest) -> bool:
         """Sends an abort behind all that was opened. False if no session can bring it: then a call must."""
@@ -91,6 +93,12 @@ class WorkerSessions:
         self._running.add(session.task)
         session.task.add_done_callback(self._running.discard)
         return session
+
+
+@lru_cache(maxsize=64)
+def _trace_of(metadata: Metadata) -> TraceContext:
+    """An attempt asks up to three times."""
+    return trace_context(dict(metadata))
 
 
 @asynccontextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from baton.domain.ids import AttemptId, RequestId
 from baton.services.router.dispatch.in_flight import InFlight
 from baton.services.router.dispatch.placement.pair import Pair
@@ -56,3 +59,24 @@ def test_a_burst_never_makes_pages_negative():
     for number in range(20):
         in_flight.add(attempt(str(number)), PAIR, 40, now=0.0)
     assert in_flight.adjust(PAIR.decode, now=0.0).load.available_pages == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([None, 0, 1, 2]), st.integers(1, 40)), max_size=40))
+def test_totals_are_the_sum_of_what_is_placed(steps: list[tuple[int, int | None, int]]):
+    """Attempts placed, placed again and removed, on pairs and on workers that prefill for themselves."""
+    pairs = [PAIR, Pair(prefill(1), decode(0)), Pair(decode(0), decode(0))]
+    in_flight, placed = InFlight(window_s=1.0), dict[int, tuple[Pair, int]]()
+    for name, pair, num_tokens in steps:
+        if pair is None:
+            in_flight.remove(attempt(str(name)))
+            placed.pop(name, None)
+        else:
+            in_flight.add(attempt(str(name)), pairs[pair], num_tokens, now=0.0)
+            placed[name] = pairs[pair], num_tokens
+    for record in (prefill(0, waiting_tokens=5), prefill(1), decode(0, running_rows=1)):
+        prompts = [num for pair, num in placed.values() if pair.prefill.incarnation == record.incarnation]
+        rows = [num for pair, num in placed.values() if pair.decode.incarnation == record.incarnation]
+        num_pages = sum(-(-(num + 1) // record.page_size) for num in rows)
+        expected = record.with_load(record.load.with_work(len(prompts), sum(prompts), len(rows), num_pages))
+        assert in_flight.adjust(record, now=0.5) == (expected if prompts or rows else record)
+    assert in_flight.adjust(decode(0), now=2.0) == decode(0), "all are announced by now"

@@ -103,10 +103,10 @@ async def test_an_import_keeps_what_it_says_and_does_not_say(session: WorkerSess
     session.apply([pb.StreamMessage(stream=2, joined=pb.Joined(times=common_pb2.ImportTimes(pages=3)))])
     told: Any = await first.read()
     timed: Any = await second.read()
-    assert told.imported.first_token == token
-    assert not told.imported.HasField("times")
-    assert timed.imported.times.pages == 3
-    assert not timed.imported.HasField("first_token")
+    assert told.first_token == token
+    assert not told.HasField("times")
+    assert timed.times.pages == 3
+    assert not timed.HasField("first_token")
 
 
 async def test_a_lost_session_is_a_lost_worker_to_each_attempt(session: WorkerSession):
