@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from baton.domain.errors import Broken
 
@@ -21,18 +22,28 @@ DEFAULTS: Mapping[str, str] = {
     "UCX_TCP_TX_SEG_SIZE": "256k",
     "UCX_TCP_RX_SEG_SIZE": "256k",
 }
+_HOST_ONLY: Mapping[str, str] = {"UCX_MEM_EVENTS": "n"}
+"""Defaults on a host without such devices. To see unmapped memory, UCX patches functions of the C library, for which it
+waits 0.4 s, a core busy; only registrations with these devices are kept and need it."""
+_DEVICES = (Path("/sys/class/infiniband"), Path("/proc/driver/nvidia"), Path("/dev/kfd"))
+"""There with an adapter for RDMA, or with a GPU of NVIDIA or AMD."""
 _LOG_FILE = "UCX_LOG_FILE"
 _OWN_FILES = "/proc/self/fd/"
 _LIBRARIES = ("nixl_cu12", "nixl_cu13")
 
 
+def defaults() -> Mapping[str, str]:
+    """The variables that are set on this host, unless they are set already."""
+    return DEFAULTS if any(device.exists() for device in _DEVICES) else {**DEFAULTS, **_HOST_ONLY}
+
+
 def prepare_environment(overrides: Mapping[str, str]) -> None:
-    """Sets the variables of NIXL and UCX: `overrides` first, then the existing environment, then `DEFAULTS`.
+    """Sets the variables of NIXL and UCX: `overrides` first, then the existing environment, then the defaults.
 
     `UCX_NET_DEVICES` has no default: UCX then uses every network device.
     Raises `Broken` if a loaded library would not see a change.
     """
-    wanted = {name: value for name, value in DEFAULTS.items() if name not in os.environ} | dict(overrides)
+    wanted = {name: value for name, value in defaults().items() if name not in os.environ} | dict(overrides)
     changed = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
     loaded = [library for library in _LIBRARIES if library in sys.modules]
     if changed and loaded:

@@ -13,20 +13,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.services.cli.errors import StartFailed
 
-_POLL_INTERVAL_S = 0.1
+_POLL_INTERVAL_S = 0.05
 _TRANSFER_BYTES = "baton_transfer_bytes_total"
-# Longer than a few pages, so that a split request moves some; unlike any user's prompt, so that no cache has it.
-_PROMPT = "A smoke request counts the pages of its prompt: " + " ".join(str(n) for n in range(48))
+# Longer than two usual pages, so that a split request moves whole ones and a part; unlike any user's prompt, so that
+# no cache has it. Not longer: a start waits for its computation, of which more tokens prove nothing more.
+_PROMPT = "A smoke request counts the pages of its prompt: 0 1 2 3 4 5 6 7 8 9 10 11"
 
 
 async def wait_until_ready(
     client: httpx2.AsyncClient, router_url: str, metrics_urls: Sequence[str], stopped: asyncio.Event
 ) -> None:
-    """Polls /ready and every worker's metrics until all answer.
+    """Polls /ready, then every worker's metrics, until each has answered.
 
     Raises `StartFailed` once `stopped` is set.
     """
-    while not all([await _answers_ok(client, url) for url in (f"{router_url}/ready", *metrics_urls)]):
+    left = [f"{router_url}/ready", *metrics_urls]
+    while True:
+        while left and await _answers_ok(client, left[0]):
+            del left[0]
+        if not left:
+            return
         try:
             await asyncio.wait_for(stopped.wait(), _POLL_INTERVAL_S)
         except TimeoutError:

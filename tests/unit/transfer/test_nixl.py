@@ -29,7 +29,7 @@ def test_user_settings_of_the_environment_are_kept(monkeypatch):
     for library in ("nixl_cu12", "nixl_cu13"):
         monkeypatch.delitem(sys.modules, library, raising=False)
     ucx.prepare_environment({"UCX_NET_DEVICES": "lo"})
-    assert environ == {**ucx.DEFAULTS, "UCX_LOG_LEVEL": "info", "UCX_NET_DEVICES": "lo"}
+    assert environ == {**ucx.defaults(), "UCX_LOG_LEVEL": "info", "UCX_NET_DEVICES": "lo"}
 
 
 def test_the_kernel_copies_a_whole_post_at_once():
@@ -37,7 +37,7 @@ def test_the_kernel_copies_a_whole_post_at_once():
 
 
 def test_the_environment_cannot_be_changed_after_the_library_was_loaded(monkeypatch):
-    monkeypatch.setattr(os, "environ", dict(ucx.DEFAULTS))
+    monkeypatch.setattr(os, "environ", dict(ucx.defaults()))
     monkeypatch.setitem(sys.modules, "nixl_cu12", sys)
     ucx.prepare_environment({})
     with pytest.raises(Broken, match="UCX_TLS"):
