@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 from baton.settings.base import SettingsError
 
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 EXIT_UNWRITTEN = 120
@@ -54,12 +56,23 @@ def freeze_gc(num_young: int | None = None) -> None:
 
     Modules, weights and tables live until the end. With torch and transformers they are 400,000 objects; one
     collection of them stops every thread for several decode steps. `num_young`: objects made before the young ones
-    are collected, instead of Python's 700.
+    are collected, instead of Python's 700. Memory that was freed meanwhile goes back to the system (`trim_heap`).
     """
     gc.collect()
     gc.freeze()
+    trim_heap()
     if num_young is not None:
         gc.set_threshold(num_young, *gc.get_threshold()[1:])
+
+
+def trim_heap() -> None:
+    """Gives free memory of the C library's heaps back to the system, where the library can (glibc).
+
+    What a start has freed lies between what stays, in the heaps of all its threads: packed weights' sources, and what
+    tokenizers and configurations were read from. The library gives back only the ends of its heaps by itself.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -20,17 +20,20 @@ import errno
 import gc
 import importlib
 import json
+import mmap
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from baton.services.cli import main as command
 from baton.services.cli.processes.die_with_parent import end_with_parent
 from baton.settings.base import SettingsError
 from baton.settings.model_source import resolve_model
-from baton.settings.process import end_process, limit_threads
+from baton.settings.process import end_process, limit_threads, trim_heap
 
 MAX_REQUEST_BYTES = 65536
 NUM_DESCRIPTORS = 2
@@ -38,6 +41,9 @@ MODEL_FLAG = "--model="
 GENERATING = frozenset({"prefill", "decode"})
 """Services that mask tokens by grammars."""
 KERNELS = "baton.model.loading.kernel_choice"
+_CODE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\n((?:[A-Z].*\n)+)", re.MULTILINE)
+"""A mapping of a file's code in `/proc/self/smaps`: its first address, its end, its fields."""
+_UNCHANGED = re.compile(r"^Anonymous: +0 kB", re.MULTILINE)
 _ARGUMENTS = slice(45, 47)
 """Places of the first and the last address of the arguments in `/proc/self/stat`, counted behind the name."""
 
@@ -86,6 +92,8 @@ class SharedParts:
             self._kept += vocabulary(flags)
         self._prepared.add(service)
         gc.freeze()  # a collection in a fork would copy the pages of all these objects
+        trim_heap()  # a fork that uses free memory among shared pages would copy them
+        unmap_code()
 
     def import_service(self, service: str) -> None:
         """Imports the modules of a service. Raises `ImportError`."""
@@ -175,6 +183,19 @@ def become(words: Sequence[str], parent: int, log: int, start: int) -> None:
     os.close(start)
     end_with_parent(parent, signal.SIGTERM)
     set_arguments((sys.executable, "-m", command.__name__, *words))
+
+
+def unmap_code() -> None:
+    """Lets go of the code that imports have run: this process runs little of it again, and a fork maps what it runs.
+
+    The kernel keeps the pages of the files, and maps those again that are used. Code that was changed stays.
+    """
+    libc = ctypes.CDLL(None)
+    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
+    for first, last, fields in _CODE.findall(smaps):
+        if _UNCHANGED.search(fields):
+            start, end = int(first, 16), int(last, 16)
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def write_to(log: int) -> None:

@@ -1,5 +1,6 @@
 """Cores, threads and garbage collection of a process, tested in child processes."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -96,3 +97,37 @@ def test_a_stream_that_is_closed_is_no_failure():
 def test_an_interrupt_while_the_process_ends_changes_no_exit_code():
     interrupt = "import os, signal, threading; threading._register_atexit(os.kill, os.getpid(), signal.SIGINT)\n"
     assert ended(f"\n{interrupt}end_process(5)").returncode == 5
+
+
+FREES_MEMORY = """
+import ctypes
+from pathlib import Path
+from baton.settings.process import freeze_gc
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+def resident_mib() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+def touched() -> ctypes.c_void_p:
+    block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(64 * 1024)))
+    ctypes.memset(block, 1, 64 * 1024)
+    return block
+
+before = resident_mib()
+blocks = [touched() for _ in range(1024)]
+for block in blocks[:-1]:  # the last one keeps the heap as large as it is
+    libc.free(block)
+full = resident_mib()
+freeze_gc()
+print(full - before, resident_mib() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library")
+def test_what_a_start_has_freed_goes_back_to_the_system():
+    done = subprocess.run([sys.executable, "-c", FREES_MEMORY], capture_output=True, text=True, timeout=60, check=True)
+    full, left = map(int, done.stdout.split())
+    assert full >= 60, "otherwise this shows nothing"
+    assert left <= 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from baton.settings import ucx
 def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """The environment of a process that has not loaded NIXL, on a host with one kind of device that is not there."""
     variables: dict[str, str] = {}
-    monkeypatch.setattr(ucx.os, "environ", variables)
+    monkeypatch.setattr(os, "environ", variables)
     monkeypatch.setattr(ucx, "_LIBRARIES", ())
     monkeypatch.setattr(ucx, "_DEVICES", (tmp_path / "other", tmp_path / "device"))
     return variables
