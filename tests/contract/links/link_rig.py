@@ -48,11 +48,12 @@ from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.sessions.listener import listen_for_sessions
 from baton.worker.sessions.session_handlers import SessionHandlers
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 WAYS = ("calls", "session-memory", "session-grpc", "session-socket")
 TRUST = ClusterTrust(b"secret" * 6)
 INCARNATION = Incarnation(77)
-LIMITS = SessionLimits(ping_s=0.2, silent_s=0.8, resume_s=0.8)
+LIMITS = SessionLimits(ping_s=0.2, silent_s=10.0, resume_s=10.0)
+"""A machine that stands still for a moment ends no session."""
 FINGERPRINT = Fingerprint((FingerprintPart("root", "1"),))
 ONE, TWO = (AttemptId(RequestId(name), 1) for name in ("one", "two"))
 KEY = PageKey(bytes(16))

@@ -22,7 +22,7 @@ from baton.services.decode.commands import SealArrived, SourceLost
 from baton.session.session import MessageSession
 from baton.worker.handoff.handoff_handlers import HandoffHandlers
 from baton.worker.handoff.link_session import LinkSession
-from tests.contract.links.link_rig import ONE, TWO, WAIT_S, LinkRig, chunk, link_rig, seal
+from tests.contract.links.link_rig import LIMITS, ONE, TWO, WAIT_S, LinkRig, chunk, link_rig, seal
 from tests.contract.links.test_handoffs import watched
 from tests.unit.worker.handoff.test_replaced_source import prefill_record
 
@@ -84,6 +84,8 @@ async def test_a_renewal_in_a_break_counts_from_its_send(rig: LinkRig):
 
 
 async def test_a_lost_session_ends_watches_and_releases_no_pin(near: LinkRig):
+    assert near.sessions is not None
+    near.sessions._limits = replace(LIMITS, resume_s=0.8)
     await watched(near)
     near.listener.close()
     (lost,) = await near.inbox.until(SourceLost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,10 @@ from baton.session.wires.socket_wire import SocketWire
 from baton.session.wires.wire import Serve, Wire, WireConnection
 from tests.certificates import CertificateAuthority
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 INCARNATION = Incarnation(77)
-LIMITS = SessionLimits(ping_s=0.2, silent_s=0.8, resume_s=0.8, leave_s=5.0)
+LIMITS = SessionLimits(ping_s=0.2, silent_s=10.0, resume_s=10.0, leave_s=10.0)
+"""A machine that stands still for a moment ends no session."""
 
 
 @dataclass
@@ -231,10 +232,11 @@ class RecordingOwner:
 class SessionRig:
     """A session from a dialler to a listener, whose current connection can be cut."""
 
-    def __init__(self, rig: WireRig, dialler_trust: ClusterTrust | None = None) -> None:
+    def __init__(self, rig: WireRig, dialler_trust: ClusterTrust | None = None, limits: SessionLimits = LIMITS) -> None:
         self.rig = rig
+        self._limits = limits
         self.owners: list[RecordingOwner] = []
-        self.listener = SessionListener(rig.trust, INCARNATION, LIMITS, self._make_owner)
+        self.listener = SessionListener(rig.trust, INCARNATION, limits, self._make_owner)
         self.router = RecordingOwner()
         self.served: list[WireConnection] = []
         self._trust = dialler_trust or rig.trust
@@ -243,7 +245,7 @@ class SessionRig:
     async def start(self) -> None:
         address = await self.rig.listen(self._serve)
         peer = DialledPeer(address, INCARNATION, "router-0", Incarnation(9))
-        self.dialler = SessionDialler(self.rig.wire, self._trust, peer, LIMITS)
+        self.dialler = SessionDialler(self.rig.wire, self._trust, peer, self._limits)
         self.task = asyncio.create_task(self.dialler.run(self.router))
 
     async def worker(self) -> RecordingOwner:
@@ -271,8 +273,8 @@ class SessionRig:
 
 
 @pytest.fixture
-async def session(rig: WireRig) -> AsyncIterator[SessionRig]:
-    made = SessionRig(rig)
+async def session(rig: WireRig, request: pytest.FixtureRequest) -> AsyncIterator[SessionRig]:
+    made = SessionRig(rig, limits=getattr(request, "param", LIMITS))
     await made.start()
     yield made
     await made.stop()
@@ -295,6 +297,7 @@ async def test_what_was_posted_arrives_over_many_resets(session: SessionRig):
     assert session.router.reason is None
 
 
+@pytest.mark.parametrize("session", [replace(LIMITS, resume_s=0.8)], indirect=True, ids=["resume 0.8 s"])
 async def test_a_session_is_lost_at_both_ends_when_its_listener_is_gone(session: SessionRig):
     worker = await session.worker()
     await session.rig.stop()
@@ -304,8 +307,13 @@ async def test_a_session_is_lost_at_both_ends_when_its_listener_is_gone(session:
 
 
 async def test_an_idle_session_stays(session: SessionRig):
+    """Its pings are answered. A connection whose are not is broken (`tests/property/session`)."""
     await session.worker()
-    await asyncio.sleep(3 * LIMITS.silent_s)
+    for _ in range(int(WAIT_S / LIMITS.ping_s)):
+        if session.dialler.session.num_round_trips >= 3:
+            break
+        await asyncio.sleep(LIMITS.ping_s)
+    assert session.dialler.session.num_round_trips >= 3
     assert session.dialler.session.state is SessionState.OPEN
     assert session.dialler.session.num_breaks == 0
 
@@ -334,7 +342,7 @@ async def test_a_dialler_that_leaves_ends_the_streams_at_once(session: SessionRi
 
 
 async def test_another_secret_gets_no_session(rig: WireRig):
-    stranger = SessionRig(rig, ClusterTrust(b"another" * 5, rig.trust.tls))
+    stranger = SessionRig(rig, ClusterTrust(b"another" * 5, rig.trust.tls), replace(LIMITS, dial_s=1.0))
     await stranger.start()
     await stranger.router.until(lambda: stranger.router.reason is not None)
     assert stranger.owners == []

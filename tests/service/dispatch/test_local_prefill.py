@@ -120,8 +120,8 @@ async def test_a_prompt_that_no_worker_takes_waits_for_its_deadline():
     no_prompts = ScriptedAction(Phase.RESERVE, Busy(0.05, no_prompts=True), times=10_000)
     async with selfish_world([no_prompts]) as w:
         with pytest.raises(DeadlineExceeded):
-            await w.generate(sequence(deadline_s=0.5))
-        assert 2 <= len(w.decode.reservations) <= 12, "it asks again after the pause, not at once"
+            await w.generate(sequence(deadline_s=2.0))
+        assert 2 <= len(w.decode.reservations) <= 42, "it asks again after the pause, not at once"
 
 
 async def test_requests_wait_while_every_budget_is_0():

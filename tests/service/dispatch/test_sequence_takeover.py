@@ -118,7 +118,7 @@ async def test_a_sequence_complete_before_its_run_is_released():
 async def test_a_failure_ends_the_journal_and_a_hang_up_does_not():
     async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2, times=2),)]) as w:
         with pytest.raises(DeadlineExceeded):
-            await w.generate(sequence("late", deadline_s=0.3))
+            await w.generate(sequence("late", deadline_s=2.0))
         assert await journal(w, sequence("late")) == JournalPart(emitted(2), 0, None, "deadline_exceeded")
         chunks = w.dispatcher.run(w.admit(sequence("left")))
         assert tokens([await anext(chunks), await anext(chunks)]) == scripted(2)
