@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton.engine.pool.memory_left import memory_left
+from baton.engine.pool.pending import PendingPool
 from baton.kv.memory import HUGE_PAGE_BYTES, PageMemory
 from baton.telemetry.logs import get_logger
 
@@ -23,8 +24,10 @@ PAUSE_RATIO = 3.0
 class TouchThread:
     """A thread that touches `memories` from their beginning. It pauses after each huge page, and ends at `close`."""
 
-    def __init__(self, memories: Sequence[PageMemory]) -> None:
+    def __init__(self, memories: Sequence[PageMemory], pending: PendingPool | None = None) -> None:
+        """`pending`: the note of `memories`, which the thread closes."""
         self._memories = memories
+        self._pending = pending
         self._closed = threading.Event()
         self._guard = threading.Lock()
         self._error: OSError | None = None
@@ -55,6 +58,9 @@ class TouchThread:
             if call is not None:
                 call(error)
             return
+        finally:
+            if self._pending is not None:
+                self._pending.close()
         log.info("pool_touched", bytes=num_bytes, seconds=round(time.monotonic() - began, 2))
 
     def _touch_all(self) -> bool:
@@ -71,18 +77,26 @@ class TouchThread:
 def touch_beside(memories: Sequence[PageMemory]) -> TouchThread | None:
     """Starts to touch `memories`, nothing of which is used yet.
 
-    None where they are touched now: they may not fit what the host or the container has left, or the kernel
-    cannot touch a page that is in use. Raises `OSError` if there is no memory for the beginning.
+    None where they are touched now: they may not fit what the host or the container has left beside the pools of
+    others that are not touched yet, or the kernel cannot touch a page that is in use. Raises `OSError` if there is no
+    memory for the beginning.
     """
-    pending = sum(memory.mapped_bytes for memory in memories)
-    left = memory_left()
-    fits = left is None or pending <= left
-    if not fits:
-        log.warning("pool_may_not_fit", bytes=pending, left=left, hint="Lower --kv-memory-mib or --num-pages.")
-    if not fits or not all([memory.populate(0, HUGE_PAGE_BYTES) for memory in memories]):
-        for memory in memories:
-            memory.touch()
-        return None
-    touch = TouchThread(memories)
+    num_bytes = sum(memory.mapped_bytes for memory in memories)
+    pending = PendingPool(num_bytes)
+    try:
+        left, others = memory_left(), pending.others()
+        fits = left is None or num_bytes + others <= left
+        if not fits:
+            hint = "Lower --kv-memory-mib or --num-pages."
+            log.warning("pool_may_not_fit", bytes=num_bytes, other_pools_bytes=others, left=left, hint=hint)
+        if not fits or not all([memory.populate(0, HUGE_PAGE_BYTES) for memory in memories]):
+            for memory in memories:
+                memory.touch()
+            pending.close()
+            return None
+        touch = TouchThread(memories, pending)
+    except BaseException:
+        pending.close()
+        raise
     touch.thread.start()
     return touch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.pool import touch
+from baton.engine.pool import pending, touch
 from baton.engine.pool.memory import touch_pool
 from baton.engine.pool.touch import TouchThread, touch_beside
 from baton.kv.memory import HUGE_PAGE_BYTES, PageMemory
@@ -27,6 +27,13 @@ def resident_bytes(memory: PageMemory) -> int:
         pagemap.seek(first // 4096 * 8)
         entries = memoryview(pagemap.read((last - first) // 4096 * 8)).cast("Q")
     return 4096 * sum(entry >> 63 for entry in entries)
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Notes of pools are kept here, away from those of this host's workers."""
+    monkeypatch.setattr(pending, "DIRECTORY", tmp_path)
+    return tmp_path
 
 
 def test_a_touched_pool_is_resident_and_keeps_what_was_written():
@@ -63,6 +70,20 @@ def test_a_pool_that_may_not_fit_is_touched_before_its_use(monkeypatch: pytest.M
     monkeypatch.setattr(touch, "memory_left", lambda: memory.mapped_bytes - 1)
     assert touch_beside((memory,)) is None
     assert resident_bytes(memory) == memory.mapped_bytes
+
+
+def test_a_pool_counts_those_of_others_that_are_not_touched(monkeypatch: pytest.MonkeyPatch, notes: Path):
+    """Of two workers that start at once both see the memory that only one of them can have."""
+    memory = PageMemory(NUM_PAGES, PAGE_BYTES)
+    monkeypatch.setattr(touch, "memory_left", lambda: memory.mapped_bytes + 1)
+    other = pending.PendingPool(2)
+    assert touch_beside((memory,)) is None
+    assert resident_bytes(memory) == memory.mapped_bytes
+    other.close()
+    second = PageMemory(NUM_PAGES, PAGE_BYTES)
+    if (beside := touch_beside((second,))) is not None:  # the kernel can
+        beside.thread.join(DEADLINE_S)
+    assert [path for directory in notes.iterdir() for path in directory.iterdir()] == []
 
 
 @pytest.mark.parametrize("is_told_first", [True, False])
