@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from baton.domain.constraint import Constraint
 from baton.domain.ids import AttemptId
 from baton.domain.media.span import MediaSpan
+from baton.domain.values.quick_init import quick_init
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling of the next token. Defaults are neutral.
@@ -50,6 +52,7 @@ class StopParams:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to extend: the prompt, then the tokens that earlier attempts emitted.

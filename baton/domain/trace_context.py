@@ -10,6 +10,8 @@ import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 
+from baton.domain.values.quick_init import quick_init
+
 MAX_HTTP_REQUEST_ID_CHARS = 128
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -20,6 +22,7 @@ _SAMPLED = 0x01
 _MAX_KEPT_CHARS = 256
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class TraceContext:
     """`http_request_id`: the client's `x-request-id`. The other fields are W3C Trace Context's; empty where absent."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.timing.step_time import StepTimeFit
+from baton.domain.values.quick_init import quick_init
 
 PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS = "prompt_scores", "token_bans", "named_logprobs"
 """Capabilities: to score prompts that a worker computes; `allowed_token_ids` and `bad_words`; `logprob_token_ids`."""
@@ -108,6 +109,7 @@ class WorkerBudgets:
         return self.rows > 0 and self.reservations != 0
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A snapshot by the engine thread. `step_age_s`: age of the current step; 0 while idle.
@@ -161,6 +163,7 @@ class BrokenLink:
     reason: str
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """One live worker process. Workers with different fingerprints cannot be linked.

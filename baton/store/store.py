@@ -14,6 +14,7 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
+from baton.domain.values.quick_init import quick_init
 from baton.domain.worker import WorkerRecord
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class WorkerIdInUse(BatonError):
     code = "worker_id_taken"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
     """Stored state of one sequence. Its attempt fences: a write under a lower one raises `Superseded`.
@@ -83,6 +85,7 @@ class CallStatus(enum.Enum):
     ENDED = "ended"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """One client call: everything that any router needs to continue its answer.
@@ -146,6 +149,7 @@ class LeaseState:
     server: str = ""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """Output tokens of one sequence, to append to its journal. `finish` or `failure_code` end the journal.

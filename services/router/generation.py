@@ -17,6 +17,7 @@ from baton.domain.ids import RequestId
 from baton.domain.media.span import MediaGrid, MediaSpan
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
 from baton.domain.scores.prompt_scores import PromptScores
+from baton.domain.values.quick_init import quick_init
 from baton.telemetry.sequence_timer import SequenceTimer
 
 
@@ -38,6 +39,7 @@ class MediaFile:
     param: str
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
     """One sequence to generate, validated. `deadline_s` counts from admission.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.domain.values.quick_init import quick_init
+
 MAX_CHUNK_TIMES = 16
 """Chunks of one prompt whose times are kept: the first ones."""
 
@@ -29,6 +31,7 @@ class PrefillTimes:
     encode_us: int = 0
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class ImportTimes:
     """Decode's part up to the batch. `first_chunk_us`, `commit_us` and `join_us` count from the receipt of `Generate`.

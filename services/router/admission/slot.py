@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.errors import Overloaded
+from baton.domain.values.quick_init import quick_init
 
 OUTPUT_CHARGE = 2.0
 """Charge of an output token. It costs more than a prompt token, because a step computes fewer of them."""
@@ -19,6 +20,7 @@ SLOT_BYTES, TOKEN_BYTES = 32 * 1024, 48
 """Memory of a waiting request, and of each token of its prompt: pointer, integer, text."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
     """A request as the admission queue sees it. `num_tokens` of prompt; `max_tokens` bounds the output."""

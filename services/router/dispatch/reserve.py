@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from baton.domain.errors import DeadlineExceeded, Draining, NoRoom, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
+from baton.domain.values.quick_init import quick_init
 from baton.domain.worker import WorkerRole
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.keys import page_keys
@@ -55,6 +56,7 @@ MAX_ASKING = 8
 """Entries of a wait queue that try concurrently: one call that hangs does not hold up all."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PairReservation:
     """Room on `pair.decode` until the reservation ends; decode has the first `decode_prefix_len` tokens cached.

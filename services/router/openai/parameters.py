@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.domain.request import SamplingParams
+from baton.domain.values.quick_init import quick_init
 from baton.services.router.openai.bounds import (
     FLAG,
     INT64_MIN,
@@ -40,6 +41,7 @@ _FORM_FIELDS = frozenset({RESPONSE_FORMAT, STRUCTURED_OUTPUTS})
 _STREAM_SCALARS = dict.fromkeys(STREAM_FLAGS, FLAG)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class CommonParams:
     """Parameters of both endpoints.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.ids import RequestId
+from baton.domain.values.quick_init import quick_init
 from baton.services.router.generation import MediaFile, SequenceSpec
 from baton.services.router.openai.constraint.reader import RequestedConstraint
 from baton.services.router.openai.reasoning.reader import RequestedReasoning
@@ -35,6 +36,7 @@ class RequestedScores:
         return max(self.echoed or 0, self.listed or 0)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A valid request to either endpoint.

@@ -15,6 +15,7 @@ from baton.domain.errors import ConstraintFailed, ContextOverflow, InvalidReques
 from baton.domain.ids import RequestId
 from baton.domain.media.span import MediaSpan
 from baton.domain.request import StopParams
+from baton.domain.values.quick_init import quick_init
 from baton.services.router.generation import MediaFile, SequenceSpec
 from baton.services.router.openai.bounds import (
     DEFAULT_COMPLETION_TOKENS,
@@ -48,6 +49,7 @@ _ECHO_SCALARS = {**SCALARS[FieldEndpoint.COMPLETION], **dict.fromkeys(LENGTHS, M
 """For a completion with `echo: true`."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class RequestMetadata:
     """The part of a request beside its body; body and metadata determine the request.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.request import EngineRequest
+from baton.domain.values.quick_init import quick_init
 from baton.domain.worker import NAMED_LOGPROBS, PROMPT_SCORES, TOKEN_BANS
 from baton.services.router.dispatch.placement.pair import Pair
 
@@ -31,6 +32,7 @@ class Avoided:
         return sum(incarnation in self.workers for incarnation in pair.incarnations) + (pair.incarnations in self.links)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
     """The needs of an attempt. `num_tokens` are to be prefilled; `max_tokens` bounds them and all output together.
