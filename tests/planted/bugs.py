@@ -220,7 +220,7 @@ BUGS = (
     ),
     bug(
         OWNERSHIP, "a call ends before its sequences", "baton/store/write_behind/call_sync.py",
-        'if sequence.phase is not SyncPhase.DONE:',
+        'if sequence.phase is not _DONE:',
         'if False:',
         "tests/unit/store/write_behind/test_writes_after_reset.py",
     ),

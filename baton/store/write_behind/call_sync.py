@@ -17,6 +17,9 @@ from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 from baton.store.write_chain import EndCall, PutCall, WriteResult
 
+_WRITE, _HOLD, _JOURNAL, _DONE = SyncPhase  # reading a member of an enum takes as long as a call
+_OPEN = CallStatus.OPEN
+
 NOBODY = OwnerId("nobody/0")
 """An owner without a lease."""
 
@@ -62,14 +65,15 @@ class CallSync:
 
         The end waits for the next journals, which its sequences mostly need.
         """
-        status, target = self.status, self._target
+        status, desired = self.status, self.desired.status
         if status.given_up:
-            return SyncPhase.DONE
-        if status.alone or (self.stored is None and not self._never_began):
-            return SyncPhase.WRITE
-        if target is not CallStatus.OPEN and self.stored is not target and not self._never_began:
-            return SyncPhase.HOLD
-        return SyncPhase.DONE if target is self.desired.status else SyncPhase.JOURNAL
+            return _DONE
+        if status.stale or status.refused or (self.stored is None and not self._never_began):
+            return _WRITE
+        target = self._target if self.ended else desired  # an open call's is open
+        if target is not _OPEN and self.stored is not target and not self._never_began:
+            return _HOLD
+        return _DONE if target is desired else _JOURNAL
 
     def mark_reset(self) -> None:
         """The store may have lost the call, or its end."""
@@ -152,8 +156,8 @@ class CallSync:
     def _target(self) -> CallStatus:
         """A call does not end before its sequences are written."""
         for sequence in self.sequences.values():
-            if sequence.phase is not SyncPhase.DONE:
-                return CallStatus.OPEN
+            if sequence.phase is not _DONE:
+                return _OPEN
         return self.desired.status
 
     @property

@@ -22,7 +22,8 @@ from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.record_sync import RecordSync
-from baton.store.write_behind.sync_queue import JournalBatch, SyncQueue, WriteBatch
+from baton.store.write_behind.sync_queue import SyncQueue
+from baton.store.write_behind.write_batch import JournalBatch, WriteBatch
 from baton.store.write_chain import ChainedWrite, WriteJournal, WriteResult
 
 _WRITE, _SYNC = attrgetter("write"), attrgetter("sync")
@@ -95,14 +96,15 @@ class Flusher:
             self._set_degraded(True, f"too many ended sequences wait to be written: {id} is dropped")
         if not self._queue.empty:
             self._drained.clear()
-        if self._queue.next_sync() is not None:
+        if self._queue.has_at_once:
             if changed is None or self._queue.is_urgent(changed):
                 self._wake.set()
                 return
+            now = _now()
             if self._queue.opens_call(changed):
-                self._open_calls_at(self._began_at + self._options.opening_gap_s)
+                self._open_calls_at(self._began_at + self._options.opening_gap_s, now)
             else:
-                self._open_calls_at(_now() + self._options.opening_s)
+                self._open_calls_at(now + self._options.opening_s, now)
             self._note_due()
         elif self._queue.has_due and not self._has_due:
             self._wake.set()  # else it already waits for the time of the next flush
@@ -112,9 +114,9 @@ class Flusher:
         if self._opening is not None:
             self._open_calls()
 
-    def _open_calls_at(self, when: float) -> None:
+    def _open_calls_at(self, when: float, now: float) -> None:
         """Lets calls wait to be opened until then, or until the time that is set if that is sooner."""
-        if when <= _now():
+        if when <= now:
             self._open_calls()
         elif self._opening is None or when < self._opening_at:
             self._end_opening()

@@ -18,6 +18,8 @@ from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 from baton.store.write_chain import AdvanceSequence, PutSequence, WriteJournal, WriteResult
 
+_WRITE, _HOLD, _JOURNAL, _DONE = SyncPhase  # reading a member of an enum takes as long as a call
+
 
 @dataclass(slots=True, eq=False)
 class RecordSync:
@@ -43,14 +45,15 @@ class RecordSync:
 
         The fingerprint of an attempt's workers is written at once: its tokens may reach the client before the journal.
         """
-        stored, target = self.stored, self._target
-        if not self.status.given_up:
-            if self.status.alone:
-                return SyncPhase.WRITE
+        stored, status, is_due = self.stored, self.status, self.journal.due
+        if not status.given_up:
+            if status.stale or status.refused:  # `alone`: this runs for every change of a request
+                return _WRITE
+            target = self.last_live if is_due and self.last_live is not None else self.desired
             if stored is None or not _same_state(stored, target):
                 known = "" if stored is None else stored.fingerprint
-                return SyncPhase.HOLD if target.fingerprint in ("", known) else SyncPhase.WRITE
-        return SyncPhase.JOURNAL if self.journal.due else SyncPhase.DONE
+                return _HOLD if target.fingerprint in ("", known) else _WRITE
+        return _JOURNAL if is_due else _DONE
 
     def update(self, desired: SequenceRecord) -> None:
         """Sets the record that the store is to have."""

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
 
-import msgspec
-
 from baton.domain.ids import RequestId
 from baton.store.store import JournalEntry
 from baton.store.write_behind.call_sync import CallSync
@@ -21,7 +19,10 @@ from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS
 from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.record_sync import RecordSync
 from baton.store.write_behind.sync_status import SyncPhase
+from baton.store.write_behind.write_batch import NO_JOURNALS, JournalBatch, WriteBatch
 from baton.store.write_chain import EndCall, PutCall, WriteJournal
+
+_WRITE, _HOLD, _, _DONE = SyncPhase  # reading a member of an enum takes as long as a call
 
 MAX_ENTRIES = 512
 MAX_CHAINED_WRITES = 256
@@ -32,29 +33,6 @@ MAX_BATCH_BYTES = 1 << 20
 MAX_WRITTEN = 10_000
 """Most sequences and calls whose end is written that are kept for a store that is rolled back."""
 MAX_WRITTEN_TOKENS = 1 << 18
-
-
-class JournalBatch(msgspec.Struct, frozen=True):
-    """Entries for one round trip, each with its sync. `complete`: nothing else was due that could be written."""
-
-    syncs: tuple[RecordSync, ...]
-    entries: tuple[JournalEntry, ...]
-    complete: bool
-
-
-class WriteBatch(msgspec.Struct, frozen=True):
-    """Chains of writes for one round trip, and journals that need no other write. `complete`: see `JournalBatch`."""
-
-    chains: tuple[list[PlannedWrite], ...]
-    journals: JournalBatch
-    complete: bool
-
-    @property
-    def empty(self) -> bool:
-        return not (self.chains or self.journals.entries)
-
-
-_NO_JOURNALS = JournalBatch((), (), complete=True)
 
 
 class SyncQueue:
@@ -98,6 +76,11 @@ class SyncQueue:
         return bool(self._waiting)
 
     @property
+    def has_at_once(self) -> bool:
+        """There is a record that cannot wait for the next journals: `next_sync` has one."""
+        return bool(self._waiting or self._rechecks)
+
+    @property
     def over_limit(self) -> bool:
         """`drop_oldest` must be called."""
         return len(self._ended) > self._max_ended or self._num_ended_tokens > self._max_ended_tokens
@@ -135,9 +118,11 @@ class SyncQueue:
         The call is durable only then, which its response waits for.
         """
         call = sync.call if isinstance(sync, RecordSync) else None
-        if call is None or call.stored is not None or call.ended or call.status.given_up or call.status.alone:
+        if call is None or call.stored is not None or call.ended or sync.stored is not None or sync.ended:
             return False
-        return sync in self._waiting and sync.stored is None and not sync.status.alone and not sync.ended
+        if call.status.given_up or call.status.alone or sync.status.alone:
+            return False
+        return sync in self._waiting
 
     def holds(self, sync: RecordSync | CallSync) -> bool:
         """True if a write of its record is due."""
@@ -164,11 +149,11 @@ class SyncQueue:
         """Puts a changed sync where its phase requires, and the ended call that waits for its journal."""
         phase = sync.phase
         at_once = self._rechecks if sync.was_written else self._waiting
-        if phase is SyncPhase.WRITE:
+        if phase is _WRITE:
             at_once.setdefault(sync)
         else:
             at_once.pop(sync, None)
-        if phase is SyncPhase.HOLD:
+        if phase is _HOLD:
             self._held.setdefault(sync)
         else:
             self._held.pop(sync, None)
@@ -181,7 +166,7 @@ class SyncQueue:
                     self.update(sync.call)
         if not sync.ended:
             return
-        if phase is SyncPhase.DONE:
+        if phase is _DONE:
             self._remove(sync)
         elif sync not in self._ended:
             self._ended[sync] = sync.journal.num_buffered if isinstance(sync, RecordSync) else 0
@@ -234,7 +219,7 @@ class SyncQueue:
                     elif isinstance(write, PutCall):
                         num_bytes += len(write.record.body)
         chains.sort(key=_needs_no_memory)
-        journals = self._next_journals(planned, num_tokens) if due else _NO_JOURNALS
+        journals = self._next_journals(planned, num_tokens) if due else NO_JOURNALS
         return WriteBatch(tuple(chains), journals, complete and journals.complete)
 
     def _root(self, sync: RecordSync | CallSync) -> RecordSync | CallSync:

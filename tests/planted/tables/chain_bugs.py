@@ -50,7 +50,7 @@ CHAIN_BUGS = (
     ),
     PlantedBug(
         _OWNERSHIP, "the fingerprint waits for the journal", "baton/store/write_behind/record_sync.py",
-        'return SyncPhase.HOLD if target.fingerprint in ("", known) else SyncPhase.WRITE', "return SyncPhase.HOLD",
+        'return _HOLD if target.fingerprint in ("", known) else _WRITE', "return _HOLD",
         _WRITES,
     ),
     PlantedBug(
@@ -60,7 +60,7 @@ CHAIN_BUGS = (
     ),
     PlantedBug(
         _OWNERSHIP, "a call without workers is never written", "baton/store/write_behind/flusher.py",
-        "self._open_calls_at(_now() + self._options.opening_s)", "self._open_calls_at(math.inf)",
+        "self._open_calls_at(now + self._options.opening_s, now)", "self._open_calls_at(math.inf, now)",
         _WRITES,
     ),
     PlantedBug(
