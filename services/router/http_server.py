@@ -38,6 +38,7 @@ def make_http_server(app: ASGIApp, grace_s: int) -> HttpServer:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody reads a client's address
         timeout_graceful_shutdown=grace_s,
     )
     return HttpServer(config)

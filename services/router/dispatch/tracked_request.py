@@ -74,6 +74,7 @@ class TrackedRequest:
         self._left_at: Incarnation | None = None  # the worker that has just sent the row back
         self._num_cached_tokens = sequence.num_cached_tokens
         self._wants_scores = sequence.prompt_logprobs is not None
+        self._logs_states = shows_debug()  # to ask takes a microsecond, and a short request has six
         _NUM_IN_STATE[self.state] += 1
         if record.state is RequestState.RECEIVED:
             records.create(record)
@@ -271,7 +272,7 @@ class TrackedRequest:
         _NUM_IN_STATE[before] -= 1
         if self.state not in TERMINAL:
             _NUM_IN_STATE[self.state] += 1
-        if shows_debug():
+        if self._logs_states:
             log.debug(
                 "request_state",
                 request_id=self.id.request_id,

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from baton.domain.errors import BatonError
 from baton.services.router.edge.api_keys import ApiKeys
 from baton.services.router.edge.auth_middleware import authenticate
+from baton.services.router.edge.headers import has_header
 from baton.services.router.edge.middleware import RateHeaders, RequestMiddleware
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -40,7 +41,7 @@ class DirectEndpoints:
             scope["type"] == "http"
             and scope["path"] in self._routes
             and scope["method"] == "POST"
-            and all(name != b"origin" for name, _ in scope["headers"])
+            and not has_header(scope, b"origin")
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,6 +25,11 @@ def header(scope: Scope, name: bytes) -> str:
     return ""
 
 
+def has_header(scope: Scope, name: bytes) -> bool:
+    """True if an ASGI scope has the header. `name` in lower case."""
+    return any([each == name for each, _ in scope["headers"]])
+
+
 def unknown_fields_header(names: Sequence[str]) -> dict[str, str]:
     """The header; nothing without names. At most `MAX_NAMES`, each as printable ASCII of at most `MAX_NAME_CHARS`."""
     if not names:

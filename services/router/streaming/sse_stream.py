@@ -67,7 +67,7 @@ class EventRelay:
         Returns the lines that end the last choice: the response's end goes out with them.
         Raises the errors of `line` and of the sink, after all events before them are written.
         """
-        self._stream.on_news = self._schedule
+        self._stream.on_news = self._on_news
         self._sink.on_writable(self._schedule)
         self._moved_s = self._loop.time()
         self._timer = self._loop.call_at(
@@ -84,6 +84,15 @@ class EventRelay:
                 self._scheduled.cancel()
             if self._timer is not None:
                 self._timer.cancel()
+
+    def _on_news(self, is_last: bool) -> None:
+        """What is there is written later in this pass of the loop. The end is taken now: nothing follows it."""
+        if not is_last:
+            self._schedule()
+            return
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self._move()
 
     def _schedule(self) -> None:
         if self._scheduled is None:

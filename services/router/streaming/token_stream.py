@@ -106,7 +106,7 @@ class TokenStream:
         sequences = request.sequences
         self.timeout_s = (sequences[0].deadline_s if sequences else 0.0) + DEADLINE_GRACE_S  # one deadline for all
         self.deadline = self._loop.time() + self.timeout_s  # on the loop's clock
-        self.on_news: Callable[[], None] | None = None  # called when there is an event to `take`, or an error
+        self.on_news: Callable[[bool], None] | None = None  # there is an event to `take`, or an error; True: the last
         self.counts = [0] * len(request.choices)
         self.digests = [0] * len(request.choices)  # of the tokens of each choice's given events
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
@@ -326,7 +326,7 @@ class TokenStream:
         if len(self._queue) < MAX_QUEUED_EVENTS and not self._unread.num_events:
             self._queue.append(event)
             if self.on_news is not None:
-                self.on_news()
+                self.on_news(event.finish is not None and self.num_running == 1)
             else:
                 self._wake()
         else:
@@ -355,7 +355,7 @@ class TokenStream:
 
     def _wake(self) -> None:
         if self.on_news is not None:
-            self.on_news()
+            self.on_news(False)
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

@@ -69,6 +69,45 @@ async def test_what_comes_in_one_pass_is_one_write() -> None:
     assert sink.callback is None
 
 
+async def test_the_end_waits_for_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, gate, scheduled = RecordingSink(), asyncio.Event(), list[int]()
+    schedule = EventRelay._schedule
+
+    def count(relay: EventRelay) -> None:
+        scheduled.append(stream.num_running)
+        schedule(relay)
+
+    monkeypatch.setattr(EventRelay, "_schedule", count)
+    async with stream_of(*chunks([5], None), gate, *chunks([6, 7])) as stream:
+        running = asyncio.create_task(EventRelay(stream, sink, line, PING_S).run())
+        await asyncio.wait_for(sink.written.wait(), 5)
+        scheduled.clear()
+        gate.set()
+        assert await asyncio.wait_for(running, 5) == b"6 7 "
+    assert len(scheduled) == 1, "for the token before the last one only"
+    assert sink.writes == [b"5 "]
+
+
+async def test_the_end_waits_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, gate, moved, move = RecordingSink(), asyncio.Event(), asyncio.Event(), EventRelay._move
+
+    def note(relay: EventRelay) -> None:
+        move(relay)
+        moved.set()
+
+    monkeypatch.setattr(EventRelay, "_move", note)
+    async with stream_of(*chunks([5], None), gate, *chunks([6])) as stream:
+        running = asyncio.create_task(EventRelay(stream, sink, line, PING_S).run())
+        await asyncio.wait_for(sink.written.wait(), 5)
+        sink.blocked = True
+        moved.clear()
+        gate.set()
+        await asyncio.wait_for(moved.wait(), 5)
+        assert stream.num_running == 1
+        sink.resume()
+        assert await asyncio.wait_for(running, 5) == b"6 "
+
+
 async def test_nothing_is_taken_while_the_client_does_not_read() -> None:
     sink = RecordingSink()
     sink.blocked = True
