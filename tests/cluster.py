@@ -242,6 +242,25 @@ class Cluster:
         answer: dict[str, Any] = response.json()
         return answer
 
+    def wait_answer(self, prompt: Any, **parameters: Any) -> dict[str, Any]:
+        """Sends a completion until one is answered, and returns the answer.
+
+        After a restart a router may still say ready by what it knew of the process before, and then refuse a request
+        until the new one has its links.
+        """
+        answers: list[dict[str, Any]] = []
+
+        def is_answered() -> bool:
+            body = {"model": self.model_name, "prompt": prompt, "temperature": 0, **parameters}
+            response = self.client.post("/v1/completions", json=body)
+            assert response.status_code in (200, 503), response.text
+            if response.status_code == 200:
+                answers.append(response.json())
+            return bool(answers)
+
+        eventually(is_answered, START_TIMEOUT_S, "a completion is answered")
+        return answers[0]
+
     @property
     def model_name(self) -> str:
         return str(self.client.get("/v1/models").json()["data"][0]["id"])

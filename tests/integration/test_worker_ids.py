@@ -40,8 +40,7 @@ def test_a_killed_worker_comes_back_under_its_id(tmp_path: Path):
         killed.popen.wait(30.0)
         cluster.start("decode", "decode-0")
         eventually(lambda: "decode_serving" in cluster.processes["decode-0"].log.read_text(), 60.0, "it serves")
-        cluster.wait_ready()
-        assert cluster.complete("A page of memory", max_tokens=4)["usage"]["completion_tokens"] == 4
+        assert cluster.wait_answer("A page of memory", max_tokens=4)["usage"]["completion_tokens"] == 4
 
 
 def test_processes_wait_for_a_store_that_starts_late(tmp_path: Path):

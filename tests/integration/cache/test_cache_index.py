@@ -80,8 +80,7 @@ async def test_the_index_follows_real_workers_through_a_restart(tmp_path: Path):
             cluster.start("prefill", "prefill-0")
             await until(lambda: incarnation("prefill-0") not in (None, prefill), "a new process is announced")
             await until(lambda: num_confirmed(prefill) == 0, "the killed process is forgotten")
-            await asyncio.to_thread(cluster.wait_ready)
-            await asyncio.to_thread(cluster.complete, prompt_of(1), max_tokens=2)
+            await asyncio.to_thread(cluster.wait_answer, prompt_of(1), max_tokens=2)
             await equals("prefill-0")
             assert cluster.metric("router-0", "baton_index_error_count") >= 9, "each seal measures the router's index"
             assert cluster.metric("router-0", "baton_index_gap_total") == 0
