@@ -175,7 +175,12 @@ class Outbox:
                 continue
             if step is None:
                 step = frame.messages.add().step
-            num_bytes += self._add_row(step, item)
+            if isinstance(item, _PlainRow):
+                self._open_rows.pop(item.stream, None)
+                step.rows.add(stream=item.stream, first_index=item.first_index, tokens=item.tokens)
+                num_bytes += _ROW_BYTES + _TOKEN_BYTES * len(item.tokens)
+            else:
+                num_bytes += self._add_row(step, item)
         parts.append(frame.SerializeToString())
         while not self._waiting and self._prompts and num_bytes < self._limits.frame_bytes:
             part = self._take_prompt_part()
@@ -187,12 +192,9 @@ class Outbox:
         self.retained_bytes += len(body)
         return body
 
-    def _add_row(self, step: pb.StepTokens, row: pb.TokenRow | _PlainRow) -> int:
+    def _add_row(self, step: pb.StepTokens, row: pb.TokenRow) -> int:
         """Returns the estimate of its size."""
         self._open_rows.pop(row.stream, None)
-        if isinstance(row, _PlainRow):
-            step.rows.add(stream=row.stream, first_index=row.first_index, tokens=row.tokens)
-            return _ROW_BYTES + _TOKEN_BYTES * len(row.tokens)
         step.rows.append(row)
         return _row_bytes(row)
 

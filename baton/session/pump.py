@@ -64,7 +64,8 @@ class SessionPump:
     def post_tokens(self, stream: int, first_index: int, tokens: list[int]) -> None:
         """Sends the next tokens of a stream, consecutive ones from `first_index` on. Takes `tokens`."""
         self.session.post_tokens(stream, first_index, tokens)
-        self.wake()
+        if not self._will_write:  # a call a token otherwise
+            self.wake()
 
     def leave(self, reason: str) -> None:
         """Ends the session as planned; see `MessageSession.leave`."""

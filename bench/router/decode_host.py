@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -80,17 +80,29 @@ class InstantRunner:
 
 @dataclass(slots=True)
 class DroppingConnection:
-    """A connection whose other end reads everything and says nothing."""
+    """A `DirectConnection`, as a socket's is, whose other end reads everything and says nothing."""
 
-    wire: str = "memory"
+    wire: str = "socket"
     num_frames: int = 0
     num_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def send(self, message: pb.SessionMessage) -> None:
-        """See `WireConnection`. Serialises, as gRPC's end does."""
+        """See `WireConnection`."""
+        self.write(message)
+
+    def write(self, message: pb.SessionMessage) -> bool:
+        """See `DirectConnection`. Serialises, as a socket's end does."""
         self.num_bytes += len(message.SerializeToString())
         self.num_frames += 1
+        return True
+
+    def call_with_room(self, call: Callable[[], None]) -> None:
+        """See `DirectConnection`. There is always room."""
+
+    async def hand_over(self, take: Callable[[pb.SessionMessage], bool]) -> None:
+        """See `DirectConnection`."""
+        await self.ended.wait()
 
     async def receive(self) -> pb.SessionMessage | None:
         """See `WireConnection`."""

@@ -33,9 +33,10 @@ class ReadingConnection(DroppingConnection):
         super().__init__()
         self.frames: list[pb.Frame] = []
 
-    async def send(self, message: pb.SessionMessage) -> None:
-        """See `WireConnection`."""
+    def write(self, message: pb.SessionMessage) -> bool:
+        """See `DirectConnection`."""
         self.frames.append(pb.Frame.FromString(message.body))
+        return True
 
 
 async def test_all_tokens_of_an_answer_leave_in_order_and_the_last_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
