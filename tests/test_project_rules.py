@@ -164,6 +164,13 @@ def test_importing_loads_nothing_heavy(contract_id: str, extra: list[str]):
     assert result.stdout.split() == []
 
 
+def test_no_file_has_marks_of_a_conflict():
+    marks = tuple(7 * mark + b" " for mark in (b"<", b">"))
+    for path in repository_files():
+        if path.is_file() and not path.is_symlink():
+            assert not any(line.startswith(marks) for line in path.read_bytes().splitlines()), path
+
+
 def test_no_registry_is_named():
     naming = []
     for path in repository_files():

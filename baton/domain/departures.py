@@ -1,7 +1,7 @@
 """Tells a worker that withdrew from one that was lost, by what readings of the registry show. Pure; used by the router.
 
 A worker that withdraws is away soon after its last announcement. The record of one that was killed or cut off stays,
-unchanged, until it expires.
+unchanged, until it expires, or until a successor with its id takes its place; who withdraws is seen draining first.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ class Departures:
             if latest is None or latest[0].announcement != record.announcement:
                 self._latest[record.incarnation] = (record, now)
         present = {record.incarnation for record in announced}
+        holders = {record.id: record.incarnation for record in announced}
         for incarnation, (record, changed_at) in self._latest.items():
             if incarnation not in present and incarnation not in self._withdrawn:
                 is_fresh = now - changed_at < self._ttl_s / 2
                 self._withdrawn[incarnation] = is_fresh or record.status is WorkerStatus.DRAINING
+            if holders.get(record.id, incarnation) != incarnation:
+                self._withdrawn[incarnation] = record.status is WorkerStatus.DRAINING
 
     def has_withdrawn(self, incarnation: Incarnation) -> bool:
         """True for a missing process that left of its own accord."""

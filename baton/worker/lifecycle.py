@@ -227,9 +227,8 @@ async def run_worker(
         async with AsyncExitStack() as before:
             registry = await connect(settings.redis_url, options, check=False)
             before.push_async_callback(registry.close)
-            if file is not None:
-                await withdraw_predecessor(registry, worker_id, file)
-            await require_free_id(registry, worker_id, WATCHED_HEARTBEATS * settings.heartbeat_interval_s)
+            ended = None if file is None else file.ended()
+            await require_free_id(registry, worker_id, WATCHED_HEARTBEATS * settings.heartbeat_interval_s, ended)
         engine = build_engine()
         freeze_gc()
         async with AsyncExitStack() as stack:
@@ -264,11 +263,11 @@ async def start_serving(
 ) -> tuple[RunningServer, str] | None:
     """Starts metrics, the engine's thread and the gRPC server, in this order; `register` adds the servicers.
 
+    The id is this process's to announce then: the record of an ended predecessor is withdrawn.
+
     Returns the server and the address to announce; None, with the server closed, for a worker that is stopped before
     it has an address. Raises `OSError` if a port cannot be bound.
     """
-    if context.incarnation_file is not None:
-        context.incarnation_file.note(incarnation)
     context.stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
     start_series(__version__, role.value, model_name(settings.model), vllm_names=settings.vllm_names)
     thread = EngineThread(loop, "baton-engine", context.lifecycle.on_crash)
@@ -280,4 +279,7 @@ async def start_serving(
     if address is None:
         await server.stop(0.0)
         return None
+    if context.incarnation_file is not None:
+        await withdraw_predecessor(context.store, context.worker_id, context.incarnation_file)
+        context.incarnation_file.note(incarnation)
     return server, address

@@ -23,9 +23,11 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops. uvicorn alone would not know of a connection that was accepted a moment before."""
-        for server in self.servers:
-            await stop_accepting(server)
-        await super().shutdown(sockets)
+        try:
+            for server in self.servers:
+                await stop_accepting(server)
+        finally:
+            await super().shutdown(sockets)
 
 
 def make_http_server(app: ASGIApp, grace_s: int) -> HttpServer:

@@ -31,8 +31,12 @@ async def stop_accepting(server: asyncio.Server) -> None:
     first step closes nothing.
     """
     loop = asyncio.get_running_loop()
-    for listener in server.sockets:
-        loop.remove_reader(listener.fileno())
-    for _ in range(PASSES):
+    try:
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        for _ in range(PASSES):
+            await asyncio.sleep(0)
+    finally:
+        server.close()
+    for _ in range(PASSES):  # uvloop accepts by itself until now, and loses none, but tells of it a pass later
         await asyncio.sleep(0)
-    server.close()

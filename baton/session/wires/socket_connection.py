@@ -219,7 +219,7 @@ class SocketConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _end(self) -> None:
-        self._ended = True
+        self._ended, self._on_room = True, None
         _wake(self._reader)
         _wake(self._writer)
 

@@ -73,15 +73,17 @@ class SocketServer:
     async def close(self) -> None:
         """Serves no more, and ends all connections."""
         self._closed = True
-        if self._server is None:
-            self._socket.close()
-        else:
-            await stop_accepting(self._server)
-        for stranger in list(self._strangers):
-            stranger.close()
-        serving = list(self._serving)
-        for task in serving:
-            task.cancel()
+        try:
+            if self._server is None:
+                self._socket.close()
+            else:
+                await stop_accepting(self._server)
+        finally:
+            for stranger in list(self._strangers):
+                stranger.close()
+            serving = list(self._serving)
+            for task in serving:
+                task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
 
     def admit(self, connection: _ServedConnection) -> bool:

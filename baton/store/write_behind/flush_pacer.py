@@ -1,5 +1,5 @@
 """Paces journal flushes: an interval after what is due first, sooner for a sequence with many tokens, and for a small
-part of the time, unless more is due than a flush takes.
+part of the time, unless more writes of records wait than a flush takes.
 
 Pure: time is an argument, in seconds of any one clock. Owned by `Flusher`.
 """
@@ -30,7 +30,10 @@ class FlushPacer:
         self._next_at = max(self._next_at, now + self._interval_s)
 
     def record(self, began: float, ended: float, *, more: bool = False) -> None:
-        """A flush lasted from `began` to `ended`. `more`: it left what did not fit, which follows at once."""
+        """A flush lasted from `began` to `ended`. `more`: it left writes of records, which follow at once.
+
+        Journals that did not fit are no reason: streams that go on would have new ones each time, of a token each.
+        """
         if more:
             self._next_at = self._rest_until = ended
             return

@@ -79,7 +79,7 @@ class Flusher:
         self._opening: asyncio.TimerHandle | None = None  # set while calls wait to be opened
         self._opening_at = 0.0
         self._began_at = -math.inf  # the last round trip of chains
-        self._flush_failed = False
+        self._sync_alone_next = False
         self._journals_alone = False
         self.degraded = False
         self.num_dropped = 0
@@ -174,8 +174,8 @@ class Flusher:
         due = has_due and wait_s == 0.0
         sync = queue.next_sync() if self._opening is None else queue.next_urgent()
         batch = None
-        if self._flush_failed and sync is not None and sync.status.alone:
-            self._flush_failed = False  # an end may fit where what a flush writes does not
+        if self._sync_alone_next and sync is not None and sync.status.alone:
+            self._sync_alone_next = False
         elif due or (sync is not None and not sync.status.alone):
             batch = queue.next_batch(due=due, journals_alone=due and self._journals_alone)
         if batch is not None and not batch.empty:
@@ -230,7 +230,7 @@ class Flusher:
 
     async def _write(self, batch: WriteBatch, *, due: bool) -> None:
         """Runs the chains and writes the journals of `batch`. `due`: it is a flush of journals."""
-        began, num_resets, entries = _now(), self._queue.num_resets, batch.journals.entries
+        began, num_resets, entries, more = _now(), self._queue.num_resets, batch.journals.entries, False
         self._began_at = began if batch.chains else self._began_at
         if due:
             self._flush_requested = self._journals_alone = False
@@ -241,7 +241,7 @@ class Flusher:
             results = await self._store.write_chains(chains)
         except StoreUnavailable:
             self._queue.doubt(batch.chains)
-            self._flush_failed = True
+            self._sync_alone_next = True  # an end may fit where what a flush writes does not
             raise
         except Exception as error:  # the root of these writes: records are read, and then written one by one
             _log.warning("round_trip_failed", num_chains=len(batch.chains), reason=repr(error))
@@ -250,6 +250,8 @@ class Flusher:
             for sync in () if batch.chains else batch.journals.syncs:
                 self._drop_journal(sync, error)
         else:
+            more = batch.leaves_chains
+            self._sync_alone_next |= more  # flushes in a row leave no other turn to what is written alone
             reset = self._queue.num_resets != num_resets
             if entries:
                 self._take_journals(batch.journals, results.pop(0)[0].outcomes, reset=reset)
@@ -257,7 +259,7 @@ class Flusher:
                 self._take_chain(chain, found, reset=reset)
         finally:
             if due:
-                self._pacer.record(began, _now(), more=not batch.complete)
+                self._pacer.record(began, _now(), more=more)
         self._update_status(complete=batch.complete if due else not self._queue.has_due)
 
     def _take_chain(self, chain: list[PlannedWrite], results: list[WriteResult], *, reset: bool) -> None:

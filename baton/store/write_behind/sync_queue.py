@@ -195,6 +195,7 @@ class SyncQueue:
         if due:
             waiting = itertools.chain(waiting, self._held, filter(attrgetter("ended"), self.due_journals))
         chains, planned, num_writes, complete = list[list[PlannedWrite]](), set[RecordSync | CallSync](), 0, True
+        leaves_chains = False
         num_tokens = num_bytes = 0
         roots = set[RecordSync | CallSync]()
         for sync in waiting:  # only as far as this round trip goes: thousands may wait
@@ -202,7 +203,7 @@ class SyncQueue:
             if root in roots:
                 continue
             if num_writes >= MAX_CHAINED_WRITES or num_tokens >= MAX_BATCH_TOKENS or num_bytes >= MAX_BATCH_BYTES:
-                complete = False
+                leaves_chains = True
                 break
             roots.add(root)
             chain = self._chain(root)
@@ -220,7 +221,8 @@ class SyncQueue:
                         num_bytes += len(write.record.body)
         chains.sort(key=_needs_no_memory)
         journals = self._next_journals(planned, num_tokens) if due else NO_JOURNALS
-        return WriteBatch(tuple(chains), journals, complete and journals.complete)
+        complete = complete and journals.complete and not leaves_chains
+        return WriteBatch(tuple(chains), journals, complete, leaves_chains)
 
     def _root(self, sync: RecordSync | CallSync) -> RecordSync | CallSync:
         """The call whose chain has the writes of `sync`; the sync itself if it is written without a call."""

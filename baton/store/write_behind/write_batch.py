@@ -18,11 +18,15 @@ class JournalBatch(msgspec.Struct, frozen=True):
 
 
 class WriteBatch(msgspec.Struct, frozen=True):
-    """Chains of writes for one round trip, and journals that need no other write. `complete`: see `JournalBatch`."""
+    """Chains of writes for one round trip, and journals that need no other write. `complete`: see `JournalBatch`.
+
+    `leaves_chains`: there are more chains than a round trip takes.
+    """
 
     chains: tuple[list[PlannedWrite], ...]
     journals: JournalBatch
     complete: bool
+    leaves_chains: bool = False
 
     @property
     def empty(self) -> bool:

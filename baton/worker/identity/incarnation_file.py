@@ -2,7 +2,7 @@
 
 A worker holds the file's lock while its process lives, and writes its incarnation there. The kernel frees the lock when
 the process ends, however that happens: whoever gets the lock knows that the incarnation in the file is no more. Its
-record can be withdrawn then, and need not expire.
+record needs no watching then, and can be withdrawn when the successor serves.
 
 The file lies beside the socket of a state store in a directory of this user alone, as `baton up` makes it: whoever
 calls the store there is on this host. Workers with other stores have no such file. Called by `lifecycle`.
@@ -48,8 +48,10 @@ class IncarnationFile:
         return Incarnation(int(text)) if text.isdecimal() else None
 
     def note(self, incarnation: Incarnation) -> None:
-        """Writes the incarnation of this process, before it is announced. No effect without the lock."""
-        if self._is_held:
+        """Writes the incarnation of this process, before it is announced. No effect without the lock, or room."""
+        if not self._is_held:
+            return
+        with contextlib.suppress(OSError):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, str(incarnation).encode(), 0)
 
@@ -75,6 +77,8 @@ def open_incarnation_file(store_url: str, id: WorkerId) -> IncarnationFile | Non
 
 async def withdraw_predecessor(registry: WorkerRegistry, id: WorkerId, file: IncarnationFile) -> None:
     """Withdraws the record of an ended process that had the file and the id; nothing else.
+
+    To be called when the successor can be announced: until then routers learn of the end as of any other.
 
     Where the store does not answer, the record expires.
     """

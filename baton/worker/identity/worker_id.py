@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 
-from baton.domain.ids import WorkerId
+from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.store.store import StoreUnavailable, WorkerIdInUse, WorkerRegistry
 from baton.telemetry.logs import get_logger
@@ -43,15 +43,17 @@ def _without_service(role: WorkerRole, name: str) -> str:
     return name if found is None else found[1]
 
 
-async def require_free_id(registry: WorkerRegistry, id: WorkerId, watch_s: float) -> None:
-    """Raises `WorkerIdInUse` if a process that announces itself within `watch_s` holds the id.
+async def require_free_id(
+    registry: WorkerRegistry, id: WorkerId, watch_s: float, ended: Incarnation | None = None
+) -> None:
+    """Raises `WorkerIdInUse` if a process that announces itself within `watch_s` holds the id. `ended` is no more.
 
     A silent holder is a dead predecessor: its record expires while the model loads. A store that does not answer is no
     reason to wait either. The registration asks again in both cases.
     """
     try:
         held = await _find(registry, id)
-        if held is not None and await _is_announced_again(registry, held, watch_s):
+        if held is not None and held.incarnation != ended and await _is_announced_again(registry, held, watch_s):
             raise WorkerIdInUse(await describe_holder(registry, id))
     except StoreUnavailable as error:
         log.warning("store_unreachable", why=str(error))

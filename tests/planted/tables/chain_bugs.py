@@ -75,7 +75,7 @@ CHAIN_BUGS = (
     ),
     PlantedBug(
         _OWNERSHIP, "journals that fail keep ends from their turn", "baton/store/write_behind/flusher.py",
-        "if self._flush_failed and sync is not None and sync.status.alone:", "if False:",
+        "if self._sync_alone_next and sync is not None and sync.status.alone:", "if False:",
         _WRITES,
     ),
 )  # fmt: skip

@@ -45,6 +45,18 @@ def test_a_worker_that_was_draining_is_never_lost():
     assert left_at(12.0, WorkerStatus.DRAINING).has_withdrawn(WORKER.incarnation)
 
 
+@pytest.mark.parametrize("status", [WorkerStatus.READY, WorkerStatus.DRAINING])
+@pytest.mark.parametrize("between", [False, True])
+def test_a_worker_that_another_follows_at_once_is_lost(status, between):
+    """`between`: a reading has neither. It was killed: who leaves of its own accord is seen draining first."""
+    departures = Departures(TTL_S)
+    announced(departures, 10.0, status)
+    if between:
+        departures.observe([], 10.1)
+    departures.observe([replace(WORKER, incarnation=Incarnation(8))], 10.2)
+    assert departures.has_withdrawn(WORKER.incarnation) is (status is WorkerStatus.DRAINING)
+
+
 def test_a_worker_that_comes_back_is_judged_anew():
     departures = left_at(10.1)
     departures.observe([replace(WORKER, announcement=30)], 11.0)

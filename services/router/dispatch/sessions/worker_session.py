@@ -89,7 +89,9 @@ class WorkerSession(DialledSession[SessionStream]):
                             streams.close(row.stream)
                             stream.end()
                 case "joined":
-                    self._put(message.stream, message.joined)
+                    joined = pb.Joined()
+                    joined.CopyFrom(message.joined)  # which keeps the memory of its whole frame
+                    self._put(message.stream, joined)
                 case "scores":
                     self._put(message.stream, decode_pb2.GenerateEvent(scores=message.scores))
                 case "reserve_reply":

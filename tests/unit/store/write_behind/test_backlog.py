@@ -10,7 +10,7 @@ import pytest
 from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.record_sync import RecordSync
-from baton.store.write_behind.sync_queue import MAX_CHAINED_WRITES, SyncQueue
+from baton.store.write_behind.sync_queue import MAX_CHAINED_WRITES, MAX_ENTRIES, SyncQueue
 from baton.store.write_behind.writer import StoreWriter
 from baton.store.write_chain import ChainedWrite, WriteResult
 from tests.unit.store.write_behind.test_chains import NEVER_S, WAIT_S, Call, CountingStore, names
@@ -77,5 +77,17 @@ def test_a_round_trip_looks_at_no_more_than_it_takes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SyncQueue, "_root", look)
     batch = queue.next_batch(due=True)
     assert not batch.complete
+    assert batch.leaves_chains
     assert sum(map(len, batch.chains)) == MAX_CHAINED_WRITES
     assert len(looked) <= MAX_CHAINED_WRITES + 1
+
+
+def test_journals_that_do_not_fit_are_no_reason_to_go_on_at_once():
+    """Streams that go on have new tokens each time: flushes without a rest would take a token or two of each."""
+    queue = SyncQueue(max_ended=100_000, max_ended_tokens=100_000)
+    for number in range(MAX_ENTRIES + 1):
+        decoding(queue, str(number), num_tokens=1)
+    batch = queue.next_batch(due=True)
+    assert len(batch.journals.entries) == MAX_ENTRIES
+    assert not batch.complete
+    assert not batch.leaves_chains

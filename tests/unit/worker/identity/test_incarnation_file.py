@@ -175,8 +175,10 @@ def test_a_successor_waits_for_no_record_to_expire(store, tmp_path, monkeypatch)
         pass
 
     async def serve(_: object, context: WorkerContext) -> None:
-        assert await store.workers() == []
+        assert [record.incarnation for record in await store.workers()] == [FIRST], "routers learn of its end as of any"
         assert context.incarnation_file is not None
+        await withdraw_predecessor(store, ID, context.incarnation_file)
+        assert await store.workers() == []
         context.incarnation_file.note(SECOND)
         noted.append(context.incarnation_file.ended())
 
