@@ -15,6 +15,7 @@ this program, ends with the supervisor, and is watched by it alone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -43,7 +44,8 @@ GENERATING = frozenset({"prefill", "decode"})
 KERNELS = "baton.model.loading.kernel_choice"
 _CODE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\n((?:[A-Z].*\n)+)", re.MULTILINE)
 """A mapping of a file's code in `/proc/self/smaps`: its first address, its end, its fields."""
-_UNCHANGED = re.compile(r"^Anonymous: +0 kB", re.MULTILINE)
+_UNCHANGED = (re.compile(r"^Anonymous: +0 kB", re.MULTILINE), re.compile(r"^Swap: +0 kB", re.MULTILINE))
+"""What a mapping has without pages of its own: changed ones are anonymous, and not counted so once swapped out."""
 _ARGUMENTS = slice(45, 47)
 """Places of the first and the last address of the arguments in `/proc/self/stat`, counted behind the name."""
 
@@ -186,16 +188,24 @@ def become(words: Sequence[str], parent: int, log: int, start: int) -> None:
 
 
 def unmap_code() -> None:
-    """Lets go of the code that imports have run: this process runs little of it again, and a fork maps what it runs.
+    """Gives back the pages of code that imports have run: this process runs little of it again, a fork what it needs.
 
-    The kernel keeps the pages of the files, and maps those again that are used. Code that was changed stays.
+    The mappings stay: the kernel keeps the pages of the files, and fills in those that are used again. Code that was
+    changed keeps its pages. No effect where `/proc/self/smaps` cannot be read.
     """
     libc = ctypes.CDLL(None)
-    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
-    for first, last, fields in _CODE.findall(smaps):
-        if _UNCHANGED.search(fields):
-            start, end = int(first, 16), int(last, 16)
+    with contextlib.suppress(OSError):
+        smaps = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
+        for start, end in unchanged_code(smaps):
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def unchanged_code(smaps: str) -> list[tuple[int, int]]:
+    """First address and end of each mapping of a file's code that has the file's pages alone."""
+    found = _CODE.findall(smaps)
+    return [
+        (int(first, 16), int(last, 16)) for first, last, fields in found if all(_.search(fields) for _ in _UNCHANGED)
+    ]
 
 
 def write_to(log: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from baton.services.cli.processes.fork_program import unchanged_code, unmap_code
 
 TIMEOUT_S = 120.0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -55,3 +58,28 @@ def test_changed_code_stays(tmp_path):
     """As that of a function that a library or a debugger has patched: the file has the old one."""
     (tmp_path / "code").write_bytes(bytes(1 << 16))
     assert output_of(CHANGES_CODE, str(tmp_path / "code")) == [7]
+
+
+def mapping(first: int, *, anonymous: int, swap: int, flags: str = "r-xp") -> str:
+    """One of `/proc/self/smaps`, a page long, with KiB of pages of its own in memory and swapped out."""
+    fields = f"Rss: 4 kB\nAnonymous: {anonymous} kB\nAnonHugePages: 0 kB\nSwap: {swap} kB\nSwapPss: 0 kB\n"
+    return f"{first:x}-{first + 4096:x} {flags} 00000000 08:01 7 /lib/code.so\n{fields}VmFlags: rd ex\n"
+
+
+def test_code_with_changed_pages_in_memory_or_swap_is_kept():
+    changed = mapping(0x1000, anonymous=4, swap=0) + mapping(0x3000, anonymous=0, swap=4)
+    data = mapping(0x5000, anonymous=0, swap=0, flags="r--p")
+    unchanged = mapping(0x7000, anonymous=0, swap=0)
+    assert unchanged_code(changed + data + unchanged) == [(0x7000, 0x8000)]
+
+
+def test_unreadable_mappings_are_left_alone(monkeypatch):
+    asked: list[Path] = []
+
+    def refused(path: Path, **_: object) -> str:
+        asked.append(path)
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    unmap_code()
+    assert asked == [Path("/proc/self/smaps")]
