@@ -23,11 +23,11 @@ _PROMPT = "A smoke request counts the pages of its prompt: 0 1 2 3 4 5 6 7 8 9 1
 async def wait_until_ready(
     client: httpx2.AsyncClient, router_url: str, metrics_urls: Sequence[str], stopped: asyncio.Event
 ) -> None:
-    """Polls /ready, then every worker's metrics, until each has answered.
+    """Polls every worker's metrics, then /ready, until each has answered: the router is ready once all workers run.
 
     Raises `StartFailed` once `stopped` is set.
     """
-    left = [f"{router_url}/ready", *metrics_urls]
+    left = [*metrics_urls, f"{router_url}/ready"]
     while True:
         while left and await _answers_ok(client, left[0]):
             del left[0]

@@ -9,9 +9,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 from rich.console import Console
 
+from baton.services.cli import smoke_request
 from baton.services.cli import up as up_module
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.plan import LaunchPlan
@@ -271,3 +273,17 @@ def test_the_banner_names_the_program_as_the_shell_finds_it(called, on_path, exp
     monkeypatch.setenv("PATH", str(program.parent) if on_path else "/nonexistent")
     monkeypatch.setattr("sys.argv", [called])
     assert up_module._program() == expected
+
+
+async def test_the_router_is_asked_last_whether_it_is_ready():
+    """Workers that come and go meanwhile change its answer."""
+    asked: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        return httpx2.Response(503 if len(asked) in (1, 4) else 200)
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
+        waiting = smoke_request.wait_until_ready(client, "http://router", ["http://a/a", "http://b/b"], asyncio.Event())
+        await asyncio.wait_for(waiting, DEADLINE_S)
+    assert asked == ["/a", "/a", "/b", "/ready", "/ready"]
