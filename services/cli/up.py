@@ -35,7 +35,7 @@ from baton.services.cli.errors import StartFailed
 from baton.services.cli.key import own_keys
 from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores, require_port
 from baton.services.cli.processes.demo_control import DemoServer
-from baton.services.cli.processes.fork_process import take_early
+from baton.services.cli.processes.fork_process import close_early, take_early
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.local_redis import LocalRedis
 from baton.services.cli.processes.supervisor import Child, Supervisor
@@ -277,6 +277,7 @@ async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
 def _fork_server(plan: LaunchPlan, log_dir: Path) -> Iterator[ServiceForkServer | None]:
     """A fork server for the context, the early one if there is one; None where services cannot be forked."""
     if not can_fork():
+        close_early()
         yield None
         return
     fork_server = ServiceForkServer(plan.commands, log_dir, take_early())

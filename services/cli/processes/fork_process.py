@@ -34,11 +34,15 @@ class ForkProcess:
     requests: socket.socket
     output: IO[bytes] | None = None
 
-    def close(self) -> None:
-        """Ends the process. Its forks go on."""
+    def end(self) -> None:
+        """Ends the process, and keeps its output. Its forks go on. Idempotent."""
         self.requests.close()
         self.popen.kill()
         self.popen.wait()
+
+    def close(self) -> None:
+        """Ends the process, and drops its output. Its forks go on. Idempotent."""
+        self.end()
         if self.output is not None:
             self.output.close()
 
@@ -84,7 +88,7 @@ def start_early(words: Sequence[str]) -> None:
         output = os.fdopen(os.memfd_create(PROGRAM), "w+b")
         num_bytes = 4 * MIN_ARGUMENT_BYTES + sum(len(os.fsencode(word)) for word in words)
         _early.append(ForkProcess(*start_process(output, num_bytes, None, [FIRST_SERVICE]), output))
-    except OSError:
+    except (OSError, AttributeError):  # some builds of Python lack `memfd_create`
         pass
 
 

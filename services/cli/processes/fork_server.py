@@ -115,11 +115,13 @@ class ServiceForkServer:
     async def fork(self, command: ChildCommand, output: int) -> ForkedService:
         """Starts a service; its output goes to the open file `output`.
 
-        A fork server that has ended since it was ready is started once more. Raises `StartFailed` with its last lines
-        if it ends before, or if it does not answer within `FORK_TIMEOUT_S`, and `NotForked` if it cannot fork now.
+        A fork server that has ended since it was ready, or by a signal, is started once more. Raises `StartFailed` with
+        its last lines if it ends otherwise, or again, or if it does not answer within `FORK_TIMEOUT_S`, and `NotForked`
+        if it cannot fork now.
         Cancelled, it ends the fork server, and with it a fork that this process does not know yet.
         """
-        for is_last in (not self._is_ready, True):
+        was_ready = self._is_ready
+        for is_last in (False, True):
             self.start()
             try:
                 async with asyncio.timeout(FORK_TIMEOUT_S):
@@ -132,10 +134,11 @@ class ServiceForkServer:
                 raise StartFailed(f"{why} Its last log lines:\n{log_tail(self._log)}") from error
             except ConnectionError as error:
                 try:
-                    why = await self._end_report()
+                    code, why = await self._end_report()
                 finally:
                     self.close()
-                if is_last:
+                by_signal = code is not None and code < 0
+                if is_last or not (was_ready or by_signal):
                     raise StartFailed(why) from error
             except BaseException:  # an answer may be on its way
                 self.close()
@@ -168,6 +171,7 @@ class ServiceForkServer:
         with self._log.open("ab") as log:
             socket.send_fds(self._process.requests, [b"{}"], [log.fileno()])
             await self._answer()
+        self._keep_early_output()  # nothing is written to the log until the next request
 
     def _tell_of_kernels(self, why: str) -> None:
         """Warns once that workers compute in torch, and keep their weights each for itself."""
@@ -184,27 +188,32 @@ class ServiceForkServer:
         answer: dict[str, Any] = json.loads(message)
         return answer
 
-    async def _end_report(self) -> str:
+    async def _end_report(self) -> tuple[int | None, str]:
+        """The exit code, negative after a signal, None if it is unknown; and what to say."""
         assert self._process is not None
-        try:
-            code: int | str = await asyncio.to_thread(self._process.popen.wait, END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            code = "unknown"
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = await asyncio.to_thread(self._process.popen.wait, END_TIMEOUT_S)
         self._keep_early_output()
-        return f"the fork server ended by itself with exit code {code}. Its last log lines:\n{log_tail(self._log)}"
+        told = "unknown" if code is None else code
+        return (
+            code,
+            f"the fork server ended by itself with exit code {told}. Its last log lines:\n{log_tail(self._log)}",
+        )
 
     def close(self) -> None:
         """Ends the fork server. Its forks go on. Idempotent."""
         if self._process is not None:
+            self._process.end()
             self._keep_early_output()
             self._process.close()
         self._process = None
 
     def _keep_early_output(self) -> None:
-        """Moves what the process wrote before it had a log into the log."""
+        """Moves what the process wrote before it had a log into the log; it is lost if that cannot be written."""
         if self._process is None or self._process.output is None or self._process.output.closed:
             return
-        with self._log.open("ab") as log:
+        with contextlib.suppress(OSError), self._log.open("ab") as log:
             self._process.output.seek(0)
             shutil.copyfileobj(self._process.output, log)
         self._process.output.close()
@@ -220,8 +229,12 @@ def can_fork() -> bool:
     if sys.platform != "linux":
         return False
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(pidfd, 0)  # tests only that it could
+        finally:
+            os.close(pidfd)
         adopt_orphans()
-    except OSError:  # an old kernel, or a sandbox
+    except (OSError, AttributeError):  # an old kernel, a sandbox, or a Python that was built without these calls
         return False
     return True

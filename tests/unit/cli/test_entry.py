@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -11,14 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.cli import entry
+from baton.services.cli import entry, up
 from baton.services.cli.errors import StartFailed
+from baton.services.cli.plan import LaunchPlan
 from baton.services.cli.processes import fork_process
 from baton.services.cli.processes.fork_process import ForkProcess, close_early, start_early, take_early
 from baton.services.cli.processes.fork_server import LOG_NAME, ServiceForkServer, can_fork
 from baton.services.cli.processes.supervisor import Supervisor
 from tests.unit.cli.children import DEADLINE_S, exists, fork_server_of, wait_for_log
 from tests.unit.cli.test_fork_server import router
+
+SAYS_EARLY_AND_LATE = """
+import os
+fork = os.fork
+def told():
+    os.write(2, b"late ")
+    return fork()
+os.fork = told
+os.write(2, b"early ")
+"""
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
 
@@ -70,6 +82,48 @@ def test_a_fork_server_that_nobody_takes_ends_with_the_command(program):
     with pytest.raises(SystemExit):
         program(fails, ["up"])
     assert [exists(server) for server in servers] == [False]
+
+
+def test_without_a_file_in_memory_nothing_is_started_early(program, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    taken: list[ForkProcess | None] = []
+    program(lambda: taken.append(take_early()), ["up"])
+    assert taken == [None]
+
+
+def test_an_early_server_that_cannot_be_used_ends(tmp_path: Path, monkeypatch):
+    start_early(["up"])
+    [process] = fork_process._early
+    monkeypatch.setattr(up, "can_fork", lambda: False)
+    with up._fork_server(LaunchPlan((), "", (), (), (), ""), tmp_path) as fork_server:
+        assert fork_server is None
+        assert not exists(process.popen.pid)
+
+
+def test_an_early_server_ends_without_a_folder_for_its_log(tmp_path: Path):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    start_early(["up"])
+    process = take_early()
+    assert process is not None
+    fork_server = ServiceForkServer([router("router")], folder, process)
+    shutil.rmtree(folder)
+    fork_server.close()
+    assert not exists(process.popen.pid)
+
+
+async def test_what_an_early_server_wrote_first_is_first_in_the_log(tmp_path: Path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(SAYS_EARLY_AND_LATE)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    start_early(["up"])
+    fork_server = ServiceForkServer([router("router")], tmp_path, take_early())
+    try:
+        async with Supervisor(tmp_path, fork_server) as supervisor:
+            await supervisor.start(router("router"))
+            assert (tmp_path / LOG_NAME).read_text().split() == ["early", "late", "late"]
+    finally:
+        fork_server.close()
 
 
 async def test_an_early_server_forks_services_and_writes_the_log(tmp_path: Path):

@@ -51,6 +51,8 @@ print(child.pid, flush=True)
 child.wait()
 """
 
+KILLED = "import os, signal; print('started', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+
 ORPHANING = """
 import asyncio, sys
 from pathlib import Path
@@ -143,13 +145,32 @@ async def test_forks_outlive_their_server_which_is_started_again(fork_server, tm
         assert fork_server_of(os.getpid()) != server
 
 
+async def test_a_server_killed_before_its_first_fork_is_started_again(fork_server, tmp_path):
+    fork_server.start()
+    process = fork_server._process.popen
+    process.kill()
+    assert await asyncio.to_thread(process.wait, DEADLINE_S) == -signal.SIGKILL
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        child = await supervisor.start(router("router"))
+        await wait_for_log(child, "router_listening")
+        assert isinstance(child.process, ForkedService)
+
+
+async def test_a_server_that_is_killed_again_is_given_up(with_startup_code, tmp_path):
+    command, fork_server = with_startup_code(KILLED)
+    async with Supervisor(tmp_path, fork_server) as supervisor:
+        with pytest.raises(StartFailed, match="exit code -9"):
+            await asyncio.wait_for(supervisor.start(command), DEADLINE_S)
+    assert (tmp_path / LOG_NAME).read_text().count("started") == 2
+
+
 async def test_a_server_that_ends_while_importing_tells_why(tmp_path):
     broken = ChildCommand("broken", (sys.executable,), {}, ("serve", "nowhere"))
     fork_server = ServiceForkServer([broken], tmp_path)
     async with Supervisor(tmp_path, fork_server) as supervisor:
         with pytest.raises(StartFailed, match=r"exit code 1[\s\S]*No module named 'baton.services.nowhere'"):
             await supervisor.start(broken)
-    assert (tmp_path / LOG_NAME).exists()
+    assert (tmp_path / LOG_NAME).read_text().count("No module named") == 1, "an exit is final at once"
 
 
 async def test_a_fork_whose_supervisor_has_not_heard_of_it_ends(fork_server, tmp_path, monkeypatch):
@@ -174,6 +195,12 @@ def test_commands_that_need_other_libraries_are_not_forked(fork_server):
     traced = ChildCommand("traced", (), {**thread_variables(2), "MALLOC_CHECK_": "3"}, ("serve", "router"))
     commands = (router("router"), other, more_threads, traced)
     assert [fork_server.takes(command) for command in commands] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("missing", [(os, "pidfd_open"), (signal, "pidfd_send_signal")])
+def test_a_python_without_pidfds_cannot_fork(missing, monkeypatch):
+    monkeypatch.delattr(*missing)
+    assert not can_fork()
 
 
 def test_nothing_is_forked_beside_a_thread():
