@@ -15,7 +15,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def shutdown_event() -> Iterator[asyncio.Event]:
     """Yields an event that the first signal sets: drain. A second signal ends the process at once.
 
-    For the running loop of the main thread. Handlers are removed on exit.
+    For the running loop of the main thread. On exit those handlers are back that were
+    installed before.
     """
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
@@ -25,6 +26,7 @@ def shutdown_event() -> Iterator[asyncio.Event]:
             os._exit(128 + number)
         event.set()
 
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
     try:
@@ -32,3 +34,5 @@ def shutdown_event() -> Iterator[asyncio.Event]:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+            if before[number] is not None:  # None: not installed by Python
+                signal.signal(number, before[number])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.cli import entry, up
-from baton.services.cli.errors import StartFailed
+from baton.services.cli.errors import EXIT_INTERRUPTED, StartFailed
 from baton.services.cli.plan import LaunchPlan
 from baton.services.cli.processes import fork_process
 from baton.services.cli.processes.fork_process import ForkProcess, close_early, start_early, take_early
@@ -30,6 +32,29 @@ def told():
     return fork()
 os.fork = told
 os.write(2, b"early ")
+"""
+BEFORE_HANDLERS = """
+def stays(settings, console):
+    print("waits", flush=True)
+    threading.Event().wait()
+up._with_deployment = stays
+"""
+AFTER_HANDLERS = """
+async def stays(*_):
+    with shutdown_event():
+        pass
+    print("waits", flush=True)
+    threading.Event().wait()
+up._with_deployment = lambda settings, console: settings
+up.run_plan = stays
+"""
+STAYING = """
+import sys, threading
+from baton.rpc.shutdown import shutdown_event
+from baton.services.cli import entry, up
+{}
+sys.argv = ["baton", "up", "--port=0", "--kv-memory-mib=64"]
+entry.main()
 """
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adopted here")
@@ -82,6 +107,42 @@ def test_a_fork_server_that_nobody_takes_ends_with_the_command(program):
     with pytest.raises(SystemExit):
         program(fails, ["up"])
     assert [exists(server) for server in servers] == [False]
+
+
+def test_ctrl_c_while_the_program_is_imported_is_an_exit_code(program):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as raised:
+        program(interrupted, ["serve"])
+    assert raised.value.code == EXIT_INTERRUPTED == entry.EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize(("words", "interrupts"), [(["up"], True), (["serve"], False)])
+def test_sigterm_interrupts_up_alone_and_only_while_it_runs(program, words, interrupts):
+    before = signal.getsignal(signal.SIGTERM)
+    within: list[object] = []
+    program(lambda: within.append(signal.getsignal(signal.SIGTERM)), words)
+    assert (within != [before]) is interrupts
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("stage", [BEFORE_HANDLERS, AFTER_HANDLERS], ids=["before", "after"])
+def test_up_leaves_nothing_when_no_loop_waits_for_sigterm(stage, tmp_path: Path):
+    """It has a Redis, a secret and a folder for logs by then."""
+    command = [sys.executable, "-c", STAYING.format(stage)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waits\n"
+            made = {path.name.rpartition("-")[0] for path in tmp_path.iterdir()}
+            assert made >= {"baton-redis", "baton-secret", "baton-logs"}
+            process.terminate()
+            assert process.wait(DEADLINE_S) == EXIT_INTERRUPTED
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_file_in_memory_nothing_is_started_early(program, monkeypatch):

@@ -41,3 +41,17 @@ def test_the_second_signal_ends_the_process():
         assert process.stdout.readline() == "draining\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_handlers_of_before_are_back_afterwards(number):
+    def handler(*_: object) -> None:
+        raise AssertionError("no signal is sent")
+
+    before = signal.signal(number, handler)
+    try:
+        with shutdown_event():
+            assert signal.getsignal(number) is not handler
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
