@@ -24,8 +24,15 @@ def image_scenarios() -> Iterator[Scenario]:
     return (scenario for seed in range(MAX_SEEDS) if (scenario := generate_scenario(seed)).images)
 
 
-def find_result(policies: PolicyClasses) -> RunResult | None:
-    results = (run(scenario, policies) for scenario in image_scenarios())
+def rots_where_it_is_used(scenario: Scenario) -> bool:
+    """True if embeddings may rot in a prefill worker, behind the comparison of what it has pulled."""
+    return any(fault.kind is SimFaultKind.ROT and fault.target in scenario.prefills for fault in scenario.faults)
+
+
+def find_result(policies: PolicyClasses, *, rots: bool = True) -> RunResult | None:
+    """The first violation; without `rots`, of those scenarios in which nothing rots where it is used."""
+    scenarios = (one for one in image_scenarios() if rots or not rots_where_it_is_used(one))
+    results = (run(scenario, policies) for scenario in scenarios)
     return next((one for one in results if one.violation is not None), None)
 
 
@@ -55,7 +62,7 @@ def test_a_puller_that_ignores_digests_is_found(monkeypatch: pytest.MonkeyPatch)
     unchecked = PolicyClasses(media_gate=planted_bugs.ComparesNoEmbeddings)
     with monkeypatch.context() as patch:
         patch.setattr(embedding_puller, "_checked", planted_bugs.takes_any_part)
-        found = find_result(unchecked)
+        found = find_result(unchecked, rots=False)
         assert found is not None
         assert found.violation is not None
         assert found.violation.rule in ("crash", "I2"), str(found.violation)
