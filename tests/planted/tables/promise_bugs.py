@@ -228,11 +228,20 @@ PROMISE_BUGS = (
     ),
     PlantedBug(
         WORKER_ID, "a held id is free", "baton/worker/identity/worker_id.py",
-        "if held is not None and await _is_announced_again(registry, held, watch_s):", "if False:", IDS,
+        " and await _is_announced_again(registry, held, watch_s):", " and False:", IDS,
     ),
     PlantedBug(
         WORKER_ID, "a dead holder keeps the id", "baton/worker/identity/worker_id.py",
-        "if held is not None and await _is_announced_again(registry, held, watch_s):", "if held is not None:", IDS,
+        " and await _is_announced_again(registry, held, watch_s):", ":", IDS,
+    ),
+    PlantedBug(
+        WORKER_ID, "an ended predecessor is watched", "baton/worker/identity/worker_id.py",
+        " and held.incarnation != ended", "", "tests/unit/worker/identity/test_incarnation_file.py",
+    ),
+    PlantedBug(
+        WORKER_ID, "a worker that another follows has left", "baton/domain/departures.py",
+        "            if holders.get(record.id, incarnation) != incarnation:", "            if False:",
+        "tests/unit/domain/test_departures.py",
     ),
     PlantedBug(
         WORKER_ID, "two ports of a host share an id", "baton/worker/identity/worker_id.py",
