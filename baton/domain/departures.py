@@ -1,7 +1,8 @@
 """Tells a worker that withdrew from one that was lost, by what readings of the registry show. Pure; used by the router.
 
 A worker that withdraws is away soon after its last announcement. The record of one that was killed or cut off stays,
-unchanged, until it expires, or until a successor with its id takes its place; who withdraws is seen draining first.
+unchanged, until it expires. One whose id another incarnation has meanwhile was lost, unless it was draining: a
+successor may replace a record before it expires.
 """
 
 from __future__ import annotations

@@ -78,13 +78,12 @@ def open_incarnation_file(store_url: str, id: WorkerId) -> IncarnationFile | Non
 async def withdraw_predecessor(registry: WorkerRegistry, id: WorkerId, file: IncarnationFile) -> None:
     """Withdraws the record of an ended process that had the file and the id; nothing else.
 
-    To be called when the successor can be announced: until then routers learn of the end as of any other.
-
-    Where the store does not answer, the record expires.
+    To be called when the successor can be announced: until then routers learn of the end as of any other. Where the
+    store does not answer, the record expires.
     """
     incarnation = file.ended()
     if incarnation is None:
         return
+    log.info("predecessor_ended", worker=id, incarnation=incarnation)  # its record may have gone before
     with contextlib.suppress(StoreUnavailable):
         await registry.withdraw(id, incarnation)
-        log.info("predecessor_withdrawn", worker=id, incarnation=incarnation)

@@ -95,7 +95,7 @@ class SharedParts:
         self._prepared.add(service)
         gc.freeze()  # a collection in a fork would copy the pages of all these objects
         trim_heap()  # a fork that uses free memory among shared pages would copy them
-        unmap_code()
+        release_code_pages()
 
     def import_service(self, service: str) -> None:
         """Imports the modules of a service. Raises `ImportError`."""
@@ -187,7 +187,7 @@ def become(words: Sequence[str], parent: int, log: int, start: int) -> None:
     set_arguments((sys.executable, "-m", command.__name__, *words))
 
 
-def unmap_code() -> None:
+def release_code_pages() -> None:
     """Gives back the pages of code that imports have run: this process runs little of it again, a fork what it needs.
 
     The mappings stay: the kernel keeps the pages of the files, and fills in those that are used again. Code that was
@@ -203,9 +203,8 @@ def unmap_code() -> None:
 def unchanged_code(smaps: str) -> list[tuple[int, int]]:
     """First address and end of each mapping of a file's code that has the file's pages alone."""
     found = _CODE.findall(smaps)
-    return [
-        (int(first, 16), int(last, 16)) for first, last, fields in found if all(_.search(fields) for _ in _UNCHANGED)
-    ]
+    kept = [one for one in found if all(field.search(one[2]) for field in _UNCHANGED)]
+    return [(int(first, 16), int(last, 16)) for first, last, _ in kept]
 
 
 def write_to(log: int) -> None:

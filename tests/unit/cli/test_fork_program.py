@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.cli.processes.fork_program import unchanged_code, unmap_code
+from baton.services.cli.processes.fork_program import release_code_pages, unchanged_code
 
 TIMEOUT_S = 120.0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -18,26 +18,26 @@ COUNTS_CODE = """
 import re
 from pathlib import Path
 import baton.services.router.app
-from baton.services.cli.processes.fork_program import unmap_code
+from baton.services.cli.processes.fork_program import release_code_pages
 
 def resident_kib() -> int:
     smaps = Path("/proc/self/smaps").read_text()
     return sum(int(kib) for kib in re.findall(r" r-xp .* /.*\\n(?:[A-Z].*\\n)*?Rss: +(\\d+) kB", smaps))
 
 before = resident_kib()
-unmap_code()
+release_code_pages()
 print(before, resident_kib())
 """
 CHANGES_CODE = """
 import ctypes, mmap, sys
-from baton.services.cli.processes.fork_program import unmap_code
+from baton.services.cli.processes.fork_program import release_code_pages
 
 with open(sys.argv[1], "r+b") as file:
     changed = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 changed[0] = 7
 address = ctypes.addressof(ctypes.c_char.from_buffer(changed))
 assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC) == 0
-unmap_code()
+release_code_pages()
 print(changed[0])
 """
 
@@ -81,5 +81,5 @@ def test_unreadable_mappings_are_left_alone(monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_text", refused)
-    unmap_code()
+    release_code_pages()
     assert asked == [Path("/proc/self/smaps")]

@@ -158,22 +158,19 @@ async def test_a_connection_that_its_taker_closes_hands_over_no_more():
         connection.write(pb.SessionMessage())
 
 
-async def test_bytes_that_are_no_message_are_told_behind_others():
+@pytest.mark.parametrize(
+    ("damaged", "told"),
+    [
+        pytest.param(LENGTH.pack(3) + b"\xff\xff\xff", "no message", id="no message"),
+        pytest.param(LENGTH.pack(1 << 31), "bytes", id="too long"),
+    ],
+)
+async def test_a_damaged_message_is_told_behind_others(damaged: bytes, told: str):
     connection, _ = await opened()
     taken = Taken()
     task = await handing_over(connection, taken)
-    connection.data_received(message(1) + LENGTH.pack(3) + b"\xff\xff\xff" + message(2))
-    with pytest.raises(LinkBroken, match="no message"):
-        await asyncio.wait_for(task, WAIT_S)
-    assert taken == [1]
-
-
-async def test_a_message_that_is_too_long_is_told_behind_others():
-    connection, _ = await opened()
-    taken = Taken()
-    task = await handing_over(connection, taken)
-    connection.data_received(message(1) + LENGTH.pack(1 << 31) + message(2))
-    with pytest.raises(LinkBroken, match="bytes"):
+    connection.data_received(message(1) + damaged + message(2))
+    with pytest.raises(LinkBroken, match=told):
         await asyncio.wait_for(task, WAIT_S)
     assert taken == [1]
 
