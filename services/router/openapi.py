@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import baton
-from baton.services.router.cluster.snapshot import ClusterSnapshot, ListOrder, RecentRequests
+from baton.services.router.cluster.snapshot import ClusterSnapshot, ListOrder, PendingTrace, RecentRequests
 from baton.services.router.edge.auth_middleware import PUBLIC_PATHS
 from baton.services.router.openai.field_table.field import FieldEndpoint, Schema
 from baton.services.router.openai.request_schemas import body_schema, detokenize_schema, tokenize_schema
@@ -52,8 +52,10 @@ _STRUCTS = (
 )
 _KEY = {"ApiKey": {"type": "http", "scheme": "bearer"}}
 
+_PENDING = 202
 _EMPTY = 204
 _STATUS_DESCRIPTIONS = {
+    _PENDING: "Another router has the request, and has not stored its trace yet.",
     _EMPTY: "The client already has the whole answer.",
     400: "The request is invalid; `param` names the field.",
     401: "The API key is missing or unknown.",
@@ -122,7 +124,7 @@ _CLUSTER_GETS = {
     "/v1/cluster": _json("Workers, links and requests, as this router sees them", ClusterSnapshot),
     "/v1/cluster/events": _Operation("The same, live", (("text/event-stream", _CLUSTER_EVENTS),), (429,)),
     "/v1/cluster/requests": _json("Requests that ended lately", RecentRequests, 400),
-    "/v1/cluster/requests/{id}": _json("The trace of a running or recent request", RequestTrace, 404),
+    "/v1/cluster/requests/{id}": _json("The trace of a running or recent request", RequestTrace, _PENDING, 404, 503),
 }
 _POSTS = {
     "/v1/chat/completions": (_generated("An answer to a chat", ChatCompletion, ChatCompletionChunk), "ChatRequest"),
@@ -191,7 +193,8 @@ def _operation(path: str, answered: _Operation, requires_api_key: bool) -> Schem
 
 
 def _response(status: int) -> Schema:
-    content = {} if status == _EMPTY else {"content": {"application/json": {"schema": _struct(ErrorEnvelope)}}}
+    schema = _struct(PendingTrace if status == _PENDING else ErrorEnvelope)
+    content = {} if status == _EMPTY else {"content": {"application/json": {"schema": schema}}}
     return {"description": _STATUS_DESCRIPTIONS[status], **content}
 
 

@@ -38,6 +38,7 @@ from baton.services.router.takeover.takeover import Takeovers
 from baton.services.router.text.text_model import TextModel
 from baton.store.store import CallRecord, CallStatus, Durability, StateStore, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
+from baton.telemetry.request_trace import RequestTrace, decode_trace
 from baton.telemetry.request_traces import RequestTraces
 
 RETRY_AFTER_S = 1.0
@@ -122,6 +123,17 @@ class Resumer:
             return await request_status(self.store, record, self.traces.find(id))
         except StoreUnavailable:
             raise _lookup_unavailable() from None
+
+    async def stored_trace(self, id: str, tenant: str | None) -> RequestTrace | None:
+        """The trace that the router of an ended call stored. None without one, and for a call of another tenant than
+        `tenant`, if that is not None. Raises `LookupUnavailable`."""
+        try:
+            record = await self.store.get_call(RequestId(id))
+        except StoreUnavailable:
+            raise _lookup_unavailable() from None
+        if record is None or not record.trace or tenant not in (None, record.tenant):
+            return None
+        return decode_trace(record.trace)
 
     def scoring(self, request: ValidRequest, seen: Sequence[int] = ()) -> PromptScoring | None:
         """Scores the prompts of a request that asks for it. `seen`: events of each choice that the client has."""

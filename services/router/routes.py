@@ -128,7 +128,7 @@ def make_app(
             Route("/ready", api.ready),
             Route("/version", api.version),
             Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
-            *(ClusterEndpoints(feed, demo).routes() if feed is not None else []),
+            *(ClusterEndpoints(feed, frontend.resumer.stored_trace, demo).routes() if feed is not None else []),
             *(page.routes() if page is not None else []),
         ],
         middleware=[

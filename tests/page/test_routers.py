@@ -16,10 +16,10 @@ async def test_requests_of_another_router_are_in_the_lanes(opened: Opener):
     from playwright.async_api import expect
 
     with running_redis() as server:
-        async with watched_router(opened, router_id="a", redis_url=server.url) as (_, open_page):
+        async with watched_router(opened, router_id="a", redis_url=server.url, num_decode=1) as (a, open_page):
             page = await open_page()
-            async with live_router(router_id="b", redis_url=server.url, num_decode=1) as b:
-                decode = b.mock.decodes[0]
+            async with live_router(router_id="b", redis_url=server.url, beside=a) as b:
+                decode = a.mock.decodes[0]
                 decode.script = [ScriptedAction(Phase.DECODE, Hold(), index=2)]
                 async with b.client.stream("POST", "/v1/completions", json=BODY) as answer:
                     id = answer.headers["x-baton-request-id"]
@@ -29,6 +29,8 @@ async def test_requests_of_another_router_are_in_the_lanes(opened: Opener):
                     assert await axe_violations(page) == []
                     decode.release()
                     await answer.aread()
+                panel = page.get_by_label("One request")  # its stages come from the store
+                await expect(panel).to_contain_text("E2E")
             await expect(page.locator('[data-router="b"]')).to_have_count(0)
 
 

@@ -7,7 +7,7 @@ caller sees everything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -20,14 +20,14 @@ from baton.domain.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from baton.services.router.cluster.demo import ActionResult, DemoClient, DemoCommand
 from baton.services.router.cluster.feed import ClusterFeed
 from baton.services.router.cluster.rows import recent_row
-from baton.services.router.cluster.snapshot import ListOrder, RecentRequests
+from baton.services.router.cluster.snapshot import ListOrder, PendingTrace, RecentRequests
 from baton.services.router.edge.auth_middleware import is_operator, tenant_of
 from baton.services.router.edge.body import read_body
 from baton.services.router.edge.disconnect import cancel_on_disconnect
 from baton.services.router.edge.http_errors import RequestNotFound
 from baton.services.router.edge.sse import HEADERS
 from baton.services.router.openai.fields import short_repr
-from baton.telemetry.request_trace import Outcome
+from baton.telemetry.request_trace import Outcome, RequestTrace
 
 CLUSTER = "/v1/cluster"
 DEMO_HEADER = "x-baton-demo"
@@ -39,11 +39,16 @@ MAX_VIEW_S = 900.0
 """Longest life of one stream of events; the viewer opens another one."""
 
 
-class ClusterEndpoints:
-    """The endpoints of one feed."""
+StoredTrace = Callable[[str, str | None], Awaitable[RequestTrace | None]]
+"""Finds the trace of a request that ended in the state store; the tenant is the one it must have, None for any."""
 
-    def __init__(self, feed: ClusterFeed, demo: DemoClient | None = None) -> None:
+
+class ClusterEndpoints:
+    """The endpoints of one feed. `stored_trace`: for requests that other routers ran."""
+
+    def __init__(self, feed: ClusterFeed, stored_trace: StoredTrace, demo: DemoClient | None = None) -> None:
         self._feed = feed
+        self._stored_trace = stored_trace
         self._demo = demo
 
     def routes(self) -> list[Route]:
@@ -88,12 +93,18 @@ class ClusterEndpoints:
         return _json(msgspec.json.encode(RecentRequests(found[:limit])))
 
     async def request(self, request: Request) -> Response:
-        """GET /v1/cluster/requests/{id}: the trace of a running or recent request of this router."""
-        id = request.path_params["id"]
-        trace = self._feed.view.trace(id, visible_tenant(request))
-        if trace is None:
+        """GET /v1/cluster/requests/{id}: the trace of a running or recent request.
+
+        That of a request of another router comes from the state store: 202 as long as it is not there.
+        """
+        id, tenant, view = request.path_params["id"], visible_tenant(request), self._feed.view
+        trace = view.trace(id, tenant) or await self._stored_trace(id, tenant)
+        if trace is not None:
+            return _json(msgspec.json.encode(trace))
+        router = view.router_of(id, tenant)
+        if router is None:
             raise RequestNotFound(f"the request {short_repr(id)} is not known to this router", param="id")
-        return _json(msgspec.json.encode(trace))
+        return _json(msgspec.json.encode(PendingTrace(id, router)), status=202)
 
     async def act(self, request: Request) -> Response:
         """POST /v1/cluster/actions: kills or drains a worker of a demo. Only for the page itself, on this machine."""
@@ -166,5 +177,5 @@ def _number(text: str | None, name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
+def _json(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="application/json", headers={"cache-control": "no-store"})

@@ -189,6 +189,14 @@ class ListOrder(enum.StrEnum):
     SLOWEST = "slowest"
 
 
+class PendingTrace(msgspec.Struct, frozen=True):
+    """Instead of the trace of a request of another router, `router`, that has not stored it yet."""
+
+    id: str
+    router: str
+    trace: None = None
+
+
 class RecentRequests(msgspec.Struct, frozen=True):
     """The answer of `GET /v1/cluster/requests`: newest or slowest first."""
 

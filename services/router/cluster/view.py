@@ -46,6 +46,8 @@ REFUSAL_EVENT_S = 1.0
 """Refusals within this time are one event."""
 MAX_SCANNED = 512
 """Ended requests that one answer looks at."""
+STORING_S = 30.0
+"""A router that ended a request has stored its trace after this time, or the trace is lost."""
 MAX_FOREIGN_EVENTS = 32
 """Events of other routers that one reading adds, the newest."""
 _EVENT_LEVELS = {"attempt_failed": "bad", "replayed": "warn"}
@@ -184,6 +186,12 @@ class ClusterView:
         """The trace of a running or recent request; None for an unknown one, and for that of another tenant."""
         trace = self._traces.find(id)
         return trace if trace is not None and tenant in (None, trace.tenant) else None
+
+    def router_of(self, id: str, tenant: str | None) -> str | None:
+        """The other router that runs this request, or ended it within `STORING_S`. None: no such one, as in `trace`."""
+        since_ms = 1000 * (self._unix_s() - STORING_S)
+        ended = [row.router for row in self.ends.foreign(tenant) if row.id == id and row.at_ms >= since_ms]
+        return ended[0] if ended else self.peers.router_of(id, tenant, self._clock())
 
     def _window_now(self, now: float) -> WindowTotals:
         load = self._source.load()

@@ -14,6 +14,7 @@ import httpx2
 
 from baton.domain.worker import IMAGE, TEXT, WorkerLoad
 from baton.services.router.app import listen, run
+from baton.services.router.edge.api_keys import new_key
 from baton.services.router.settings import RouterSettings
 from baton.services.router.text.text_model import TextModel
 from baton.services.router.vision.image_model import ImageModel
@@ -24,6 +25,18 @@ from tests.mocks.encode import MockEncode
 from tests.unit.router.text.text_models import bundled
 
 TIMEOUT_S = 20.0
+RED, BLUE, OPERATOR = new_key(), new_key(), new_key()
+"""API keys of two tenants and an operator; `conftest` puts them in a file."""
+
+
+class SharedStore(MemoryStore):
+    """A store that outlives a router which closes it, until `end`."""
+
+    async def close(self) -> None:
+        pass
+
+    async def end(self) -> None:
+        await super().close()
 
 
 @dataclass
@@ -33,6 +46,7 @@ class LiveRouter:
     url: str
     client: httpx2.AsyncClient
     mock: MockCluster
+    store: SharedStore
 
     async def complete(self, key: str | None = None, **body: Any) -> httpx2.Response:
         whole = {"model": MODEL, "prompt": list(range(100, 117)), "max_tokens": 4, **body}
@@ -124,19 +138,23 @@ def bearer(key: str | None) -> dict[str, str]:
 @asynccontextmanager
 async def live_router(
     *, text: TextModel | None = None, images: ImageModel | None = None, keys_file: Path | None = None,
-    num_decode: int = 2, **fields: Any,
+    num_decode: int = 2, beside: LiveRouter | None = None, **fields: Any,
 ) -> AsyncIterator[LiveRouter]:  # fmt: skip
-    """`images`: of the model; the workers serve them."""
+    """`images`: of the model; the workers serve them. `beside`: another router, with the same workers and store."""
     text = text or bundled()
-    store = MemoryStore(StoreOptions(worker_ttl_s=600.0, heartbeat_s=0.05))
-    decodes = [MockDecode(f"decode-{n}") for n in range(num_decode)]
-    mock = MockCluster(store, [MockPrefill("prefill-0")], decodes, text_digest=text.digest)
+    if beside is None:
+        store = SharedStore(StoreOptions(worker_ttl_s=600.0, heartbeat_s=0.05))
+        decodes = [MockDecode(f"decode-{n}") for n in range(num_decode)]
+        mock = MockCluster(store, [MockPrefill("prefill-0")], decodes, text_digest=text.digest)
+    else:
+        store, mock = beside.store, beside.mock
     if images is not None:
         for worker in mock.workers:
             worker.modalities, worker.processor = (TEXT, IMAGE), images.processor
     settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, api_keys_file=keys_file, **fields)
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
-    await mock.start()
+    if beside is None:
+        await mock.start()
     serving = asyncio.create_task(run(settings, text, store, sock, stop, images=images))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
@@ -144,11 +162,13 @@ async def live_router(
             async with asyncio.timeout(TIMEOUT_S):
                 while (await client.get("/ready")).status_code != 200:
                     pass
-            yield LiveRouter(url, client, mock)
+            yield LiveRouter(url, client, mock, store)
     finally:
         stop.set()
         for worker in mock.workers:
             worker.release()
         async with asyncio.timeout(TIMEOUT_S):
             await serving
-            await mock.stop()
+            if beside is None:
+                await mock.stop()
+                await store.end()

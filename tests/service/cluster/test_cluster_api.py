@@ -12,22 +12,11 @@ import pytest
 from baton.domain.worker import Activity, MediaCounts, PageCounts, WorkerLoad
 from baton.services.router.cluster.feed import MAX_VIEWERS
 from baton.services.router.cluster.snapshot import ClusterSnapshot
-from baton.services.router.edge.api_keys import make_entry, new_key
 from baton.telemetry.request_trace import RequestTrace, Stage
 from tests.mock_workers import Fail, Hold, Phase, ScriptedAction
-from tests.service.cluster.live_router import TIMEOUT_S, LiveRouter, bearer, live_router
+from tests.service.cluster.live_router import BLUE, OPERATOR, RED, TIMEOUT_S, LiveRouter, bearer, live_router
 
 pytestmark = pytest.mark.timeout(60)
-
-RED, BLUE, OPERATOR = new_key(), new_key(), new_key()
-
-
-@pytest.fixture
-def keys_file(tmp_path: Path) -> Path:
-    entries = [make_entry("red", RED), make_entry("blue", BLUE), make_entry("ops", OPERATOR, operator=True)]
-    path = tmp_path / "keys"
-    path.write_text("\n".join(entry.line() for entry in entries))
-    return path
 
 
 async def test_the_snapshot_shows_what_workers_announce():

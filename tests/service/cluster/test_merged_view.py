@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from tests.mock_workers import Fail, Hold, Phase, ScriptedAction
 from tests.redis_server import running_redis
-from tests.service.cluster.live_router import live_router
+from tests.service.cluster.live_router import BLUE, OPERATOR, RED, TIMEOUT_S, bearer, live_router
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -44,6 +45,34 @@ async def test_a_viewer_of_one_router_sees_the_requests_of_both(redis_url: str):
         await view.until(lambda v: v.state["window"]["failed"] == 1)
         listed = (await a.client.get("/v1/cluster/requests")).json()["data"]
         assert [(row["id"], row["router"]) for row in listed] == [(event["request"], "b"), (ended[0]["id"], "b")]
+
+
+async def test_the_trace_of_another_routers_request_is_in_the_store(redis_url: str, keys_file: Path):
+    """Open, it is known to run elsewhere; ended, its stages are told; both to nobody but its tenant and operators."""
+    async with (
+        live_router(router_id="a", redis_url=redis_url, keys_file=keys_file, num_decode=1) as a,
+        live_router(router_id="b", redis_url=redis_url, keys_file=keys_file, beside=a) as b,
+        a.watch(OPERATOR) as view,
+    ):
+        decode = a.mock.decodes[0]
+        decode.script = [ScriptedAction(Phase.DECODE, Hold(), index=2)]
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(b.complete(RED))
+            rows = await view.until(lambda v: [row for row in v.state["requests"] if row[1] == "b"])
+            path = f"/v1/cluster/requests/{rows[0][0]}"
+            for key, status in ((RED, 202), (OPERATOR, 202), (BLUE, 404)):
+                assert (await a.client.get(path, headers=bearer(key))).status_code == status
+            pending = (await a.client.get(path, headers=bearer(RED))).json()
+            assert pending == {"id": path.rpartition("/")[2], "router": "b", "trace": None}
+            decode.release()
+        assert answer.result().status_code == 200
+        async with asyncio.timeout(TIMEOUT_S):
+            while (reply := await a.client.get(path, headers=bearer(RED))).status_code == 202:
+                await view.next()  # the store is written behind
+        own = (await b.client.get(path, headers=bearer(RED))).json()
+        assert (reply.json(), own["router"], own["outcome"]) == (own, "b", "finished")
+        assert (await a.client.get(path, headers=bearer(OPERATOR))).json() == own
+        assert (await a.client.get(path, headers=bearer(BLUE))).status_code == 404
 
 
 async def test_a_router_that_leaves_disappears_and_one_that_hangs_is_named(redis_url: str):

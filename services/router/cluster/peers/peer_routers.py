@@ -97,6 +97,15 @@ class PeerRouters:
             rows.append(peer.share.row if answers and peer.share is not None else RouterRow(peer.name, status))
         return rows
 
+    def router_of(self, id: str, tenant: str | None, now: float) -> str | None:
+        """The router that answers and has this request, or one of its choices, open. `tenant`: as it must be."""
+        for share in self.shares(now):
+            for shared in share.rows:
+                is_choice = shared.row.id.startswith(f"{id}-") and "-" in id
+                if (shared.row.id == id or is_choice) and tenant in (None, shared.tenant):
+                    return shared.row.router
+        return None
+
     def _back(self, owner: OwnerId, now: float) -> _Peer:
         peer = self._gone.pop(owner, None) or _Peer(owner, now, now)
         peer.asked_s = now

@@ -7,18 +7,6 @@ import { RequestPanel } from "./waterfall.js";
 const REFRESH_MS = 700;
 const RETRY_MS = 3000; // when the router did not answer
 
-/** From the router that answers, or, where another one ran the request, from the state store. */
-async function readTrace(id) {
-  try {
-    return await json(`v1/cluster/requests/${encodeURIComponent(id)}`);
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    const { trace } = await json(`v1/requests/${encodeURIComponent(id)}`);
-    if (!trace) throw error;
-    return trace;
-  }
-}
-
 /** How long the newest request stays once it is shown, and how long its trace may take. */
 const READING_MS = 5000;
 const FETCHING_MS = 20000;
@@ -32,14 +20,19 @@ export function useTrace(id, revision = 0) {
     let over = false;
     const read = async () => {
       try {
-        const trace = await readTrace(id);
+        const trace = await json(`v1/cluster/requests/${encodeURIComponent(id)}`);
         if (over) return;
+        if (trace.trace === null) { // another router has it: its stages come when it ended
+          setFound((before) => (before.id === id && before.trace ? before : { id, trace: null, message: `Router ${trace.router} tells its stages when it ended` }));
+          timer = setTimeout(read, REFRESH_MS);
+          return;
+        }
         setFound({ id, trace, message: "" });
         if (trace.outcome === "running") timer = setTimeout(read, REFRESH_MS);
       } catch (error) {
         if (over) return;
         setFound((before) => (before.id === id && before.trace ? before : { id, trace: null, message: error.message }));
-        if (!(error instanceof HttpError)) timer = setTimeout(read, RETRY_MS);
+        if (!(error instanceof HttpError) || error.status >= 500) timer = setTimeout(read, RETRY_MS);
       }
     };
     read();
