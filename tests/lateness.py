@@ -1,7 +1,9 @@
-"""What makes a failure a late one: the test waited in vain, and saw nothing that was wrong.
+"""What makes a failure one that the test's own body did not find: it was late, or it was unclean.
 
-A test of real processes may be late because two other test processes share its cores. `scripts/test.sh` runs such tests
-once more, alone, and names them; any other failure is final. Hooks for pytest are at the end.
+Late: the test waited in vain, and saw nothing that was wrong; a test of real processes may be late because two other
+test processes share its cores. Unclean: the body passed, and its set-up or clean-up did not, or something was collected
+as garbage meanwhile that perhaps another test had left open. `scripts/test.sh` names such tests and runs them three
+times more, alone; they must pass each time. Any other failure is final. Hooks for pytest are at the end.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ def in_time(measured_s: float, limit_s: float, what: str) -> None:
         raise Late(f"{measured_s:.2f} s instead of {limit_s:g} s: {what}")
 
 
+LEFTOVER_ERRORS = (pytest.PytestUnraisableExceptionWarning, pytest.PytestUnhandledThreadExceptionWarning)
+"""Raised in the test that runs when an object is collected or a thread ends, whichever test that was of."""
+
+
 def is_late(error: BaseException) -> bool:
     """True if every exception in `error`, which may be a group, is one of `LATE_ERRORS`."""
     if isinstance(error, BaseExceptionGroup):
@@ -42,8 +48,20 @@ def is_late(error: BaseException) -> bool:
     return isinstance(error, LATE_ERRORS)
 
 
+def is_leftover(error: BaseException) -> bool:
+    """True if every exception in `error`, which may be a group, is one of `LEFTOVER_ERRORS`."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_leftover, error.exceptions))
+    return isinstance(error, LEFTOVER_ERRORS)
+
+
+def is_unclean(call: pytest.CallInfo[None]) -> bool:
+    """True if a part of a test failed that is not its body, or only by what was left."""
+    return call.excinfo is not None and (call.when != "call" or is_leftover(call.excinfo.value))
+
+
 class LatenessPlugin:
-    """Marks late failures in reports, and writes their node ids to `LATE_TESTS_FILE` if no other test failed."""
+    """Marks late and unclean failures in reports, and writes their ids to `LATE_TESTS_FILE` if no other test failed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -55,10 +73,12 @@ class LatenessPlugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        folder = item.path.relative_to(self._root).parts[0]
-        if call.excinfo is not None and folder in PROCESS_FOLDERS and is_late(call.excinfo.value):
+        if call.excinfo is not None and (self._is_late(item, call.excinfo.value) or is_unclean(call)):
             report.user_properties.append((PROPERTY, True))
         return report
+
+    def _is_late(self, item: pytest.Item, error: BaseException) -> bool:
+        return item.path.relative_to(self._root).parts[0] in PROCESS_FOLDERS and is_late(error)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.failed:

@@ -1,4 +1,4 @@
-"""`tests/lateness.py`: only tests that waited in vain, and saw nothing wrong, are offered a second run."""
+"""`tests/lateness.py`: only tests whose body saw nothing wrong are offered more runs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,26 @@ def test_wait():
 def test_fixture(cluster):
     pass
 """
+UNCLEAN_TEST = """
+import gc
+import pytest
+
+class Left:
+    def __del__(self):
+        raise OSError("still open")
+
+@pytest.fixture
+def page():
+    yield
+    assert ["404"] == []
+
+def test_clean_up(page):
+    pass
+
+def test_garbage():
+    Left()
+    gc.collect()
+"""
 WRONG_TEST = "def test_tokens():\n    assert [1] == [2]\n"
 
 
@@ -64,6 +84,18 @@ def test_late_tests_and_fixtures_are_written(tmp_path: Path, arguments: tuple[st
     write_tests(tmp_path / "integration", "test_a.py", LATE_TEST)
     expected = ["integration/test_a.py::test_fixture", "integration/test_a.py::test_wait"]
     assert sorted(late_tests(tmp_path, *arguments)) == expected
+
+
+@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "--numprocesses=2")])
+def test_unclean_tests_of_any_folder_are_written(tmp_path: Path, arguments: tuple[str, ...]):
+    write_tests(tmp_path / "unit", "test_a.py", UNCLEAN_TEST)
+    strict = ("-W", "error", *arguments)
+    assert sorted(late_tests(tmp_path, *strict)) == ["unit/test_a.py::test_clean_up", "unit/test_a.py::test_garbage"]
+
+
+def test_a_body_that_fails_is_final_whatever_its_clean_up_does(tmp_path: Path):
+    write_tests(tmp_path / "unit", "test_a.py", UNCLEAN_TEST.replace("pass", "assert [1] == [2]"))
+    assert late_tests(tmp_path, "-W", "error") == []
 
 
 @pytest.mark.parametrize(

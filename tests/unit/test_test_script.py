@@ -49,13 +49,15 @@ def test_the_status_is_zero_only_if_tests_and_linters_pass(tree: Path, tests: in
     assert status(tree) == expected
 
 
-@pytest.mark.parametrize(("alone", "expected"), [(0, 0), (1, 1)])
-def test_late_tests_run_once_more_and_their_result_counts(tree: Path, alone: int, expected: int):
-    """The stand-in for pytest writes what `tests/lateness.py` would write, and is called with it."""
+@pytest.mark.parametrize(("failing", "expected", "num_runs"), [(9, 0, 3), (1, 1, 1), (3, 1, 3)])
+def test_late_tests_must_pass_three_times_alone(tree: Path, failing: int, expected: int, num_runs: int):
+    """The stand-in for pytest writes what `tests/lateness.py` would write; run `failing` of those alone fails."""
     late = "tests/integration/test_a.py::test_b[x y]"
     first = f'[ $# -eq 2 ] && {{ echo "{late}" > "$LATE_TESTS_FILE"; exit 1; }}'
-    script(tree / ".venv" / "bin" / "python", first, f'[ "$3" = "{late}" ] && exit {alone}', "exit 3")
+    again = f'[ "$3" = "{late}" ] || exit 3; echo run >> runs; [ "$(wc -l < runs)" != {failing} ]'
+    script(tree / ".venv" / "bin" / "python", first, again)
     assert status(tree) == expected
+    assert (tree / "runs").read_text() == num_runs * "run\n"
 
 
 def test_a_failure_that_is_not_late_is_final(tree: Path):
