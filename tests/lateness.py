@@ -1,15 +1,17 @@
 """What makes a failure one that the test's own body did not find: it was late, or it was unclean.
 
-Late: the test waited in vain, and saw nothing that was wrong; a test of real processes may be late because two other
-test processes share its cores. Unclean: the body passed, and its set-up or clean-up did not, or something was collected
-as garbage meanwhile that perhaps another test had left open. `scripts/test.sh` names such tests and runs them three
-times more, alone; they must pass each time. Any other failure is final. Hooks for pytest are at the end.
+Late: the test waited in vain, and saw nothing that was wrong; a test of real processes, a browser among them, may be
+late because two other test processes share its cores. Unclean: the body passed, and its set-up or clean-up did not, or
+something was collected as garbage meanwhile that perhaps another test had left open. `scripts/test.sh` names such tests
+and runs them three times more, alone; they must pass each time. Any other failure is final. Hooks for pytest are at the
+end.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import traceback
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import pytest
 LATE_FILE_VARIABLE = "LATE_TESTS_FILE"
 MAX_LATE_TESTS = 6
 """More late tests than these are no accident of a busy machine."""
-PROCESS_FOLDERS = ("chaos", "exactness", "integration", "service")
+PROCESS_FOLDERS = ("chaos", "exactness", "integration", "page", "service")
 """Folders whose tests wait for real processes or real time."""
 PROPERTY = "late"
 
@@ -29,6 +31,10 @@ class Late(AssertionError):
 
 
 LATE_ERRORS = (Late, TimeoutError, subprocess.TimeoutExpired, httpx2.TimeoutException)
+BROWSER = "playwright"
+"""The package that drives the browser; not imported here, as it need not be installed."""
+SEEN_BY_BROWSER = ("strict mode violation", "has been closed")
+"""What its `expect` says if it did not wait."""
 
 
 def in_time(measured_s: float, limit_s: float, what: str) -> None:
@@ -42,10 +48,21 @@ LEFTOVER_ERRORS = (pytest.PytestUnraisableExceptionWarning, pytest.PytestUnhandl
 
 
 def is_late(error: BaseException) -> bool:
-    """True if every exception in `error`, which may be a group, is one of `LATE_ERRORS`."""
+    """True if every exception in `error`, which may be a group, is one of `LATE_ERRORS` or its like of a browser."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_late, error.exceptions))
-    return isinstance(error, LATE_ERRORS)
+    return isinstance(error, LATE_ERRORS) or _is_late_in_browser(error)
+
+
+def _is_late_in_browser(error: BaseException) -> bool:
+    """True if a page, or `expect` of what it shows, waited until its deadline. A plain `assert` waits for nothing."""
+    kind = type(error)
+    if kind.__name__ == "TimeoutError" and kind.__module__.partition(".")[0] == BROWSER:
+        return True
+    if not isinstance(error, AssertionError) or any(words in str(error) for words in SEEN_BY_BROWSER):
+        return False
+    raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(raised_in) and raised_in[-1].partition(".")[0] == BROWSER
 
 
 def is_leftover(error: BaseException) -> bool:

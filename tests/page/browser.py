@@ -5,6 +5,7 @@ Without it tests are skipped, but not in continuous integration, where they fail
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 DESKTOP = {"width": 1280, "height": 900}
-WAIT_MS = 15_000
+WAIT_MS = 30_000
 Opener = Callable[..., Awaitable[Any]]
 """Opens the page in a tab of its own."""
 
@@ -44,17 +45,57 @@ class ConsoleRecorder:
     """What a page says in its console that nobody wanted, violations of the content policy included."""
 
     def __init__(self, page: Any) -> None:
-        self.errors: list[str] = []
+        self._errors: list[str] = []
+        self._forgiven: list[str] = []
         page.on("console", lambda message: self._on_message(message.type, message.text))
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("pageerror", lambda error: self._errors.append(str(error)))
+
+    @property
+    def errors(self) -> list[str]:
+        """All but those that were forgiven."""
+        return [error for error in self._errors if not any(words in error for words in self._forgiven)]
 
     def _on_message(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
-            self.errors.append(text)
+            self._errors.append(text)
 
     def forgive(self, words: str) -> None:
-        """Takes out errors with these words: those that a test provokes."""
-        self.errors = [error for error in self.errors if words not in error]
+        """Errors with these words, before and after, are those that a test provokes. Call it first: a test that fails
+        because it waited in vain must not be final for what it did not come to forgive."""
+        self._forgiven.append(words)
+
+
+class HeldRequests:
+    """Requests of a page that get no answer until `let_go`; later ones pass."""
+
+    def __init__(self) -> None:
+        self._routes: list[Any] = []
+        self._is_asked = asyncio.Event()
+        self._are_held = True
+
+    @classmethod
+    async def of(cls, page: Any, pattern: str) -> HeldRequests:
+        """From now on. `pattern`: of addresses, as in Playwright."""
+        held = cls()
+        await page.route(pattern, held._on_request)
+        return held
+
+    async def wait(self) -> None:
+        """Returns when the page has asked."""
+        await asyncio.wait_for(self._is_asked.wait(), WAIT_MS / 1000)
+
+    async def let_go(self) -> None:
+        """Answers those that are not given up, and all that come."""
+        self._are_held = False
+        for route in self._routes:
+            await route.continue_()
+
+    async def _on_request(self, route: Any) -> None:
+        if not self._are_held:
+            await route.continue_()
+            return
+        self._routes.append(route)
+        self._is_asked.set()
 
 
 @asynccontextmanager
@@ -68,16 +109,38 @@ async def watched_router(opened: Opener, **options: Any) -> AsyncIterator[tuple[
             pages.append(await opened(hash, url=url, **more))
             return pages[-1]
 
-        yield own, open_page
-        for page in pages:
-            await page.goto("about:blank")
+        try:
+            yield own, open_page
+        finally:
+            for page in pages:
+                await page.goto("about:blank")
+
+
+RUN_AXE = """async () => {
+    const root = document.getElementById("app"), isStale = () => Boolean(root.querySelector(".stale"));
+    let wasStale = isStale();
+    const watcher = new MutationObserver(() => { wasStale ||= isStale(); });
+    watcher.observe(root, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
+    const { violations } = await axe.run(document, { resultTypes: ["violations"] });
+    watcher.disconnect();
+    return { violations, wasStale };
+}"""
 
 
 async def axe_violations(page: Any) -> list[str]:
-    """Rule and place of each accessibility violation that axe-core finds in the page as it is now."""
+    """Rule and place of each accessibility violation that axe-core finds in the page as it is now.
+
+    A page without news for some seconds is pale on purpose, and has other contrasts: it is looked at once more.
+    """
     await page.evaluate(AXE)
-    found = await page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
-    return [f"{each['id']}: {node['target']} {node['failureSummary']}" for each in found for node in each["nodes"]]
+    found = await page.evaluate(RUN_AXE)
+    while found["violations"] and found["wasStale"]:
+        found = await page.evaluate(RUN_AXE)
+    return [
+        f"{each['id']}: {node['target']} {node['failureSummary']}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]
 
 
 async def ask(page: Any, text: str, max_tokens: int = 8) -> None:

@@ -33,13 +33,16 @@ async def router() -> AsyncIterator[LiveRouter]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def opened(browser: Any, router: LiveRouter) -> AsyncIterator[Opener]:
-    """Opens the page; at the end no page may have an error in its console."""
+    """Opens the page; at the end no page may have an error in its console.
+
+    Nothing fades in: what is half transparent has other contrasts.
+    """
     contexts, consoles = [], []
 
     async def open_page(
         hash: str = "", *, url: str = router.url, viewport: Any = DESKTOP, scheme: Any = "light"
     ) -> Any:
-        context = await browser.new_context(viewport=viewport, color_scheme=scheme)
+        context = await browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
         contexts.append(context)
         page = await context.new_page()
         page.set_default_timeout(WAIT_MS)

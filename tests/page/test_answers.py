@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from tests.page.browser import WAIT_MS, Opener, ask, axe_violations, watched_router
+from tests.page.browser import HeldRequests, Opener, ask, axe_violations, watched_router
 from tests.service.cluster.live_router import LiveRouter
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -72,16 +71,15 @@ async def test_a_trace_that_never_comes_is_told_and_asked_for_again(opened: Open
     page = await opened("#/chat")
     await expect(page.locator("#message")).to_be_visible()
     await page.clock.install()
-    asked: asyncio.Queue[Any] = asyncio.Queue()
-    await page.route("**/v1/cluster/requests/*", asked.put)
+    held = await HeldRequests.of(page, "**/v1/cluster/requests/*")
     await page.evaluate("(id) => { location.hash = `#/requests/${id}`; }", id)
-    await next_of(asked)
+    await held.wait()
     panel = page.get_by_label("One request")
     await expect(panel).to_contain_text("Reading its stages")
     await page.clock.fast_forward(LATER)
     await expect(panel).to_contain_text("no answer within 20 s")
+    await held.let_go()
     await page.clock.fast_forward(LATER)
-    await (await next_of(asked)).continue_()
     await expect(panel.get_by_role("link", name=id)).to_be_visible()
 
 
@@ -93,17 +91,11 @@ async def test_a_feed_that_is_silent_is_connected_again(opened: Opener):
         page = await open_page()
         await expect(page.locator("[data-worker]")).to_have_count(2)
         await page.clock.install()
-        asked: asyncio.Queue[Any] = asyncio.Queue()
-        await page.route("**/v1/cluster/events", asked.put)
+        held = await HeldRequests.of(page, "**/v1/cluster/events")
         await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # connects at once
-        await next_of(asked)
+        await held.wait()
         await page.clock.fast_forward(LATER)
         await expect(page.get_by_role("status")).to_contain_text("no news")
+        await held.let_go()
         await page.clock.fast_forward(LATER)
-        await (await next_of(asked)).continue_()
         await expect(page.locator(".news")).to_have_text("live")
-
-
-async def next_of(asked: asyncio.Queue[Any]) -> Any:
-    """The next request that waits for its answer."""
-    return await asyncio.wait_for(asked.get(), WAIT_MS / 1000)

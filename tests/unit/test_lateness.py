@@ -79,10 +79,11 @@ def write_tests(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
 
+@pytest.mark.parametrize("folder", ["integration", "page"])
 @pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "--numprocesses=2")])
-def test_late_tests_and_fixtures_are_written(tmp_path: Path, arguments: tuple[str, ...]):
-    write_tests(tmp_path / "integration", "test_a.py", LATE_TEST)
-    expected = ["integration/test_a.py::test_fixture", "integration/test_a.py::test_wait"]
+def test_late_tests_and_fixtures_are_written(tmp_path: Path, arguments: tuple[str, ...], folder: str):
+    write_tests(tmp_path / folder, "test_a.py", LATE_TEST)
+    expected = [f"{folder}/test_a.py::test_fixture", f"{folder}/test_a.py::test_wait"]
     assert sorted(late_tests(tmp_path, *arguments)) == expected
 
 
