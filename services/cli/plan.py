@@ -16,6 +16,7 @@ from typing import Any
 from baton.services.cli.forwarded_flags import SERVICES, as_words, flags_for
 from baton.services.cli.key import OwnKeys
 from baton.services.cli.processes.child_command import ChildCommand
+from baton.services.cli.processes.embedded_redis import EmbeddedRedis
 from baton.services.cli.processes.ports import LOCALHOST, free_ports
 from baton.services.cli.settings import UpSettings
 from baton.settings.core_plan import MAX_WORKERS, CorePlan
@@ -38,6 +39,8 @@ class LaunchPlan:
     """The router serves the page at `/`."""
     own_key: str | None = field(default=None, repr=False)
     """An API key for the smoke request, if the router requires one."""
+    redis: EmbeddedRedis | None = None
+    """The server to start before all of them; None: there is one."""
 
     @property
     def worker_metrics(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 1. Check variables, the model's files, Redis and the port.
 2. Start Redis unless one is given, choose the deployment, start workers and router. Each worker gets its own cores.
 3. Wait until the router is ready and a smoke_request's pages have moved.
-4. Serve until Ctrl-C or SIGTERM; start a process that died once more, unless that happens too often.
+4. Serve until Ctrl-C or SIGTERM; start a process that died once more, Redis too, unless that happens too often.
 5. Stop the router (it drains), decode, prefill, encode, Redis; leave nothing behind.
 """
 
@@ -18,7 +18,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -35,9 +37,10 @@ from baton.services.cli.errors import StartFailed
 from baton.services.cli.key import own_keys
 from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores, require_port
 from baton.services.cli.processes.demo_control import DemoServer
+from baton.services.cli.processes.embedded_redis import REDIS, EmbeddedRedis, embedded_redis
 from baton.services.cli.processes.fork_process import close_early, take_early
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
-from baton.services.cli.processes.local_redis import LocalRedis
+from baton.services.cli.processes.restart_budget import RestartBudget
 from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.services.cli.settings import COMMANDS, UpSettings
 from baton.services.cli.worker_packages import require_worker_packages
@@ -54,8 +57,6 @@ STOP_ORDER = ("router", "decode", "prefill", "encode")
 _STOP_SLACK_S = 5.0
 _HTTP_TIMEOUT_S = 60.0
 _EXIT_REPORT_S = 1.0
-_MAX_RESTARTS = 5
-_RESTART_WINDOW_S = 60.0
 
 
 def up(
@@ -75,7 +76,7 @@ def up(
         resolve_model(chosen.model)
     require_port(chosen.host, chosen.port)
     with (
-        _redis(chosen.redis_url, console) as redis_url,
+        _redis(chosen.redis_url, console) as (redis_url, redis),
         _secret_file(chosen.cluster_secret_file) as secret_file,
         own_keys(chosen.api_keys_file) as keys,
         _log_dir(chosen.log_dir) as log_dir,
@@ -84,7 +85,7 @@ def up(
         chosen = _with_deployment(chosen, console)
         with _core_lease_file(plan_cores(chosen, usable_cores())) as core_lease_file:
             shared = SharedFlags(redis_url, secret_file, demo_socket, core_lease_file)
-            plan = make_plan(chosen, shared, usable_cores(), keys)
+            plan = replace(make_plan(chosen, shared, usable_cores(), keys), redis=redis)
             with _fork_server(plan, log_dir) as fork_server:
                 return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket, fork_server))
 
@@ -112,9 +113,13 @@ async def run_plan(
             try:
                 if not await _start_all(plan, settings, supervisor, stop, console):
                     return 0
-                async with _task(_first_exit(supervisor, stop)) as exit_watch:
+
+                def watch() -> Coroutine[Any, Any, Child | None]:
+                    return _first_exit(supervisor, stop, plan.redis, console)
+
+                async with _task(watch()) as exit_watch:
                     await _wait_until_serving(plan, settings, exit_watch, console)
-                await _keep_running(supervisor, stop, console)
+                    await _keep_running(supervisor, stop, exit_watch, watch, console)
             finally:
                 await _stop(supervisor, settings, console)
     return 0
@@ -126,6 +131,8 @@ async def _start_all(
     """Starts the processes; False if a signal to stop comes before. Raises `StartFailed`, also if time is up."""
 
     async def start() -> None:
+        if plan.redis is not None:
+            await plan.redis.start(supervisor)
         for command in sorted(plan.commands, key=lambda command: command.name != "router"):
             await supervisor.start(command)  # the router first: its fork need not wait for PyTorch
 
@@ -145,27 +152,45 @@ async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object], t
         return True
 
 
-async def _first_exit(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
-    """The first child that ends by itself; None if a signal to stop comes first."""
-    async with _task(stop.wait()) as stop_asked, _task(supervisor.first_exit()) as exit_:
+async def _first_exit(
+    supervisor: Supervisor, stop: asyncio.Event, redis: EmbeddedRedis | None, console: Console
+) -> Child | None:
+    """The first child that ends by itself; None if a signal to stop comes first.
+
+    `redis` is started again instead, unless it has ended too often.
+    """
+    ending = supervisor.first_exit() if redis is None else redis.first_exit(supervisor, partial(_tell_restart, console))
+    async with _task(stop.wait()) as stop_asked, _task(ending) as exit_:
         await asyncio.wait([stop_asked, exit_], return_when=asyncio.FIRST_COMPLETED)
         return None if stop.is_set() else await exit_
 
 
-async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
-    """Restarts children that end; returns after a signal to stop. Raises `StartFailed` after too many restarts."""
-    exits_s: list[float] = []
-    while (exited := await _first_exit(supervisor, stop)) is not None:
+async def _keep_running(
+    supervisor: Supervisor,
+    stop: asyncio.Event,
+    exit_watch: asyncio.Task[Child | None],
+    watch: Callable[[], Coroutine[Any, Any, Child | None]],
+    console: Console,
+) -> None:
+    """Restarts services that end; returns after a signal to stop. Raises `StartFailed` after too many restarts.
+
+    `exit_watch`: the first call of `watch`.
+    """
+    restarts = RestartBudget()
+    exited = await exit_watch
+    while exited is not None:
         if exited in supervisor.asked:
             console.print(f"{exited.name} was ended from the page. It is started again.", highlight=False)
-            await _done_before(stop, supervisor.restart(exited))
-            continue
-        now = time.monotonic()
-        exits_s = [at for at in exits_s if now - at < _RESTART_WINDOW_S] + [now]
-        if len(exits_s) > _MAX_RESTARTS:
+        elif exited.name == REDIS or not restarts.allows(time.monotonic()):
             raise StartFailed(_exit_report(exited))
-        console.print(_exit_report(exited), "It is started again.", sep="\n", markup=False, highlight=False)
+        else:
+            _tell_restart(console, exited)
         await _done_before(stop, supervisor.restart(exited))
+        exited = await watch()
+
+
+def _tell_restart(console: Console, exited: Child) -> None:
+    console.print(_exit_report(exited), "It is started again.", sep="\n", markup=False, highlight=False)
 
 
 def _exit_report(child: Child) -> str:
@@ -289,15 +314,18 @@ def _fork_server(plan: LaunchPlan, log_dir: Path) -> Iterator[ServiceForkServer 
 
 
 @contextlib.contextmanager
-def _redis(url: str | None, console: Console) -> Iterator[str]:
-    """The given Redis, checked, or a new one for the context. Raises `StoreUnavailable`."""
+def _redis(url: str | None, console: Console) -> Iterator[tuple[str, EmbeddedRedis | None]]:
+    """The URL of the given Redis, checked; or that of a new one to start within the context, and the server itself.
+
+    Raises `StoreUnavailable`.
+    """
     if url is None:
-        with LocalRedis(durable=True) as redis:
-            yield redis.url
+        with embedded_redis() as redis:
+            yield redis.url, redis
     else:
         with console.status("calling Redis"):
             asyncio.run(_check_redis(url))
-        yield url
+        yield url, None
 
 
 async def _check_redis(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,15 @@ _TAIL_BYTES = 16 * 1024
 class ChildCommand:
     """A command: a name, arguments (the program first), and variables on top of this environment.
 
-    `words`: of the `baton serve` command that it is, so that it can be forked; none: another program.
+    `words`: of the `baton serve` command that it is, so that it can be forked; none: another program. `stop_s`: most
+    seconds between SIGTERM and SIGKILL, if others have more.
     """
 
     name: str
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
     words: tuple[str, ...] = ()
+    stop_s: float = math.inf
 
 
 def log_tail(log: Path, num_lines: int = 15) -> str:

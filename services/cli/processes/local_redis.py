@@ -1,7 +1,7 @@
-"""A real redis-server as a child of this process, for `baton up` and for tests.
+"""A real redis-server as a child of this process, for tests and benchmarks; and how to find and configure one.
 
 Knows how to find, start and stop a binary; knows no state store. Everything blocks, for some tens of milliseconds. Call
-it from the main thread: on Linux the child dies with the thread that started it.
+it from the main thread: on Linux the child dies with the thread that started it. That of `baton up` is `EmbeddedRedis`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,44 @@ def find_server() -> Path | None:
         if os.access(candidate, os.X_OK):
             return candidate
     return None
+
+
+def require_server() -> Path:
+    """Path of a server. Raises `StoreUnavailable` if there is none."""
+    binary = find_server()
+    if binary is None:
+        raise StoreUnavailable(f"no redis-server to start: {HOW_TO_GET_ONE}")
+    return binary
+
+
+def private_folder() -> Path:
+    """Creates a folder for this user only, with a path short enough for a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="baton-redis-"))
+    if len(os.fsencode(folder)) <= _MAX_SOCKET_PATH_BYTES:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="baton-redis-", dir="/tmp"))
+
+
+def socket_in(folder: Path) -> Path:
+    """Path of the socket of a server with this folder."""
+    return folder / "s"
+
+
+def server_arguments(folder: Path, *, tcp_port: int = 0, durable: bool) -> list[str]:
+    """Arguments of a server on a socket in `folder`, which keeps its data there if it is `durable`."""
+    options = {
+        "port": str(tcp_port),
+        "bind": "127.0.0.1",
+        "unixsocket": str(socket_in(folder)),
+        "unixsocketperm": "700",
+        "dir": str(folder),
+        "save": "",
+        "appendonly": "yes" if durable else "no",
+        "appendfsync": "no",  # writes before it answers; `everysec` answers first while an fsync runs
+        "daemonize": "no",
+    }
+    return [part for name, value in options.items() for part in (f"--{name}", value)]
 
 
 class LocalRedis:
@@ -112,10 +150,8 @@ class LocalRedis:
         """
         if self.pid is not None:
             return
-        binary = find_server()
-        if binary is None:
-            raise StoreUnavailable(f"no redis-server to start: {HOW_TO_GET_ONE}")
-        self._folder = self._folder or _private_folder()
+        binary = require_server()
+        self._folder = self._folder or private_folder()
         try:
             with (self._folder / "log").open("wb") as log:
                 self._process = self._spawn(binary, log)
@@ -148,21 +184,11 @@ class LocalRedis:
     def _socket(self) -> Path:
         if self._folder is None:
             raise StoreUnavailable("the local redis-server has not been started")
-        return self._folder / "s"
+        return socket_in(self._folder)
 
     def _spawn(self, binary: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        options = {
-            "port": str(self._tcp_port or 0),
-            "bind": "127.0.0.1",
-            "unixsocket": str(self._socket),
-            "unixsocketperm": "700",
-            "dir": str(self._folder),
-            "save": "",
-            "appendonly": "yes" if self._durable else "no",
-            "appendfsync": "no",  # writes before it answers; `everysec` answers first while an fsync runs
-            "daemonize": "no",
-        }
-        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        assert self._folder is not None
+        flags = server_arguments(self._folder, tcp_port=self._tcp_port or 0, durable=self._durable)
         wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         return subprocess.Popen(
             [*wrapper, str(binary), *flags],
@@ -197,12 +223,3 @@ class LocalRedis:
         assert self._folder is not None
         lines = (self._folder / "log").read_text(errors="replace").splitlines()
         return " | ".join(lines[-3:]) or "no output"
-
-
-def _private_folder() -> Path:
-    """Creates a folder for this user only, with a path short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="baton-redis-"))
-    if len(os.fsencode(folder)) <= _MAX_SOCKET_PATH_BYTES:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="baton-redis-", dir="/tmp"))

@@ -123,12 +123,13 @@ class Supervisor:
     async def stop(self, stages: Sequence[str], grace_s: float) -> list[str]:
         """Stops children stage by stage: those whose name begins with the first prefix, then the next, then the rest.
 
-        Each stage takes at most `grace_s` and a few seconds. Returns the names of those that had to be killed.
+        Each stage takes at most `grace_s`, or what its commands have, and a few seconds. Returns the names of those
+        that had to be killed.
         """
         killed: list[str] = []
         for prefix in (*stages, ""):
             stage = [child for child in self.children if child.running and child.name.startswith(prefix)]
-            await asyncio.gather(*(child.stop(grace_s) for child in stage))
+            await asyncio.gather(*(child.stop(min(grace_s, child.command.stop_s)) for child in stage))
             killed += [child.name for child in stage if child.process.returncode == -9]
         return killed
 

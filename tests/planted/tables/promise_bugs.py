@@ -21,6 +21,8 @@ LOST_TOO_EARLY = "tests/unit/domain/test_liveness.py tests/unit/router/dispatch/
 SUSPICIONS = "tests/unit/router/dispatch/suspicion"
 IDS = "tests/unit/worker/identity/test_worker_id.py tests/unit/worker/test_registration.py"
 
+RESTARTS, EMBEDDED = "a killed Redis comes back", "tests/unit/cli/test_embedded_redis.py"
+
 PROMISE_BUGS = (
     PlantedBug(
         SURVIVAL, "the next attempt forgets what was sent", f"{DISPATCH}/tracked_request.py",
@@ -350,5 +352,35 @@ PROMISE_BUGS = (
     PlantedBug(
         "sealed store", "every id has one key", "baton/store/seal.py",
         'id.encode() + b"\\x01"', 'b"\\x01"', "tests/unit/store/test_seal.py",
+    ),
+    PlantedBug(
+        RESTARTS, "a killed server stays away", "services/cli/processes/embedded_redis.py",
+        "# back-off\n            await supervisor.restart(child)", "\n            await asyncio.Event().wait()",
+        EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "it comes back empty", "services/cli/processes/embedded_redis.py",
+        "server_arguments(folder, durable=True)", "server_arguments(folder, durable=False)",
+        EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "it is started for ever", "services/cli/processes/embedded_redis.py",
+        "if not self._restarts.allows(time.monotonic()):", "if self._restarts.allows(time.monotonic()) is None:",
+        EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "it has no pauses", "services/cli/processes/restart_budget.py",
+        "FIRST_PAUSE_S * 2.0 ** (num_ends - 2) if num_ends > 1 else 0.0", "0.0",
+        EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "an end that is long ago counts", "services/cli/processes/restart_budget.py",
+        "if now - at < WINDOW_S", "if True",
+        EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "a stopped server holds up the end", "services/cli/processes/supervisor.py",
+        "min(grace_s, child.command.stop_s)", "grace_s",
+        EMBEDDED,
     ),
 )  # fmt: skip

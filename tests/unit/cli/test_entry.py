@@ -129,7 +129,7 @@ def test_sigterm_interrupts_up_alone_and_only_while_it_runs(program, words, inte
 
 @pytest.mark.parametrize("stage", [BEFORE_HANDLERS, AFTER_HANDLERS], ids=["before", "after"])
 def test_up_leaves_nothing_when_no_loop_waits_for_sigterm(stage, tmp_path: Path):
-    """It has a Redis, a secret and a folder for logs by then."""
+    """It has folders for Redis and for logs, and a secret by then."""
     command = [sys.executable, "-c", STAYING.format(stage)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:

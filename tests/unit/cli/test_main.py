@@ -5,15 +5,15 @@ import importlib.util
 import socket
 import subprocess
 import sys
+import tempfile
 import types
 
 import pytest
 
 from baton.domain.errors import Broken
-from baton.services.cli import main, serve
+from baton.services.cli import main, serve, up
 from baton.services.cli.errors import StartFailed, explain
 from baton.services.cli.main import run
-from baton.services.cli.processes import local_redis
 from baton.services.cli.settings import COMMANDS
 from baton.settings.base import SettingsError, known_variables
 from tests.redis_server import require_redis
@@ -29,6 +29,8 @@ def no_variables(monkeypatch):
 def service(monkeypatch):
     """Fakes for `baton.services.*.app`; returns their settings, in order, with the process's cores and threads."""
     seen = []
+    for place in main.COMMANDS.values():  # whose imports must not find the fakes
+        main._imported(f"{main.PACKAGE}.{place}")
 
     async def serve_settings(settings):
         seen.append(settings)
@@ -102,7 +104,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(tokens, service, m
 
 def test_a_busy_port_is_explained_before_anything_starts(capsys, monkeypatch):
     started = []
-    monkeypatch.setattr(local_redis.LocalRedis, "__enter__", lambda self: started.append(self))
+    monkeypatch.setattr(up, "embedded_redis", lambda: started.append("redis"))
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         assert run(["up", "--port", str(port)]) == 2
@@ -112,19 +114,12 @@ def test_a_busy_port_is_explained_before_anything_starts(capsys, monkeypatch):
     assert started == []
 
 
-def test_redis_stops_again_where_no_worker_can_start(capsys, monkeypatch):
+def test_nothing_is_left_where_no_worker_can_start(capsys, monkeypatch, tmp_path):
     require_redis()
-    stopped = []
-    stop = local_redis.LocalRedis.stop
-
-    def stop_and_note(self) -> None:
-        stop(self)
-        stopped.append(self.pid)
-
-    monkeypatch.setattr(local_redis.LocalRedis, "stop", stop_and_note)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run(["up", "--port=0", "--token-budget=1"]) == 2
     assert "token_budget" in capsys.readouterr().err
-    assert stopped == [None]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_become_messages_and_exit_codes():

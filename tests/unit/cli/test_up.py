@@ -20,6 +20,7 @@ from baton.services.cli.plan import LaunchPlan
 from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.ports import free_ports
+from baton.services.cli.processes.restart_budget import MAX_RESTARTS
 from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.services.cli.settings import UpSettings
 from baton.services.cli.up import run_plan
@@ -117,7 +118,7 @@ async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> No
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("times", "survives"), [(1, True), (up_module._MAX_RESTARTS + 1, False)])
+@pytest.mark.parametrize(("times", "survives"), [(1, True), (MAX_RESTARTS + 1, False)])
 async def test_an_ended_worker_is_restarted_a_bounded_number_of_times(arrivals, tmp_path, monkeypatch, times, survives):
     tasks = []
 
