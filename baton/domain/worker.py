@@ -19,7 +19,10 @@ prompts and aborts, as far as its role has them."""
 SESSION_LINKS = "session_links"
 """Capability of a worker that gives pages: those that read them ask in a session, too."""
 
-ALL_IN_SESSIONS = (SESSIONS, SESSION_OPENS)
+SESSION_PROMPTS = "session_prompts"
+"""Capability of such a worker: a short prompt may come in the message that opens its stream, not in parts behind it."""
+
+ALL_IN_SESSIONS = (SESSIONS, SESSION_OPENS, SESSION_PROMPTS)
 """Of a worker of this version that listens for sessions."""
 
 EMBEDDINGS, NO_TOWER = "embeddings", "no_tower"

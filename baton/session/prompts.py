@@ -1,4 +1,7 @@
-"""Prompts in parts of bounded size, so that no other message of a session waits for a long one. Pure."""
+"""Prompts in parts of bounded size, so that no other message of a session waits for a long one. Pure.
+
+A short prompt is in the message that opens its stream, where the worker knows that.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from baton.domain.errors import InvalidRequest
 from baton.rpc.gen import session_pb2 as pb
 
 PART_BYTES = 48 << 10
+MAX_OPEN_TOKENS = 1024
+"""Longest prompt of an opening message: 5 KiB at most, so that messages behind it need not wait."""
 TOKEN_BYTES = 4
 
 

@@ -20,7 +20,7 @@ from baton.rpc.codec import decode_id, encode_failure
 from baton.rpc.gen import common_pb2, decode_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.rpc.request_metadata import log_fields, request_metadata
-from baton.session.prompts import ReceivedPrompt
+from baton.session.prompts import TOKEN_BYTES, ReceivedPrompt
 from baton.session.pump import SessionPump
 from baton.session.streams import StreamTable
 from baton.telemetry.logs import get_logger
@@ -37,7 +37,10 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _ServedStream:
-    """`serve` begins it, once its prompt has come whole and `request` has its tokens; a reservation has no prompt."""
+    """`serve` begins it, once its prompt has come whole and `request` has its tokens; a reservation has no prompt.
+
+    A prompt comes in parts, or in the message that opens its stream.
+    """
 
     id: common_pb2.AttemptId
     trace: TraceContext
@@ -106,18 +109,42 @@ class ServedStreams:
             raise InvalidRequest("this worker decodes nothing")
         trace = read_trace_context(message.http_request_id, message.traceparent)
         serve = partial(self._handlers.generate, request, trace, partial(self._pump.post_tokens, number))
-        self._accept(number, trace, serve, request.request.id, request.request)
+        self._accept_prompt(number, trace, serve, request.request)
 
     def _open_prefill(self, number: int, message: pb.OpenPrefill) -> None:
         request, trace = message.request, read_trace_context(message.http_request_id, message.traceparent)
         serve = partial(self._handlers.prompt_answers, request, trace)
-        self._accept(number, trace, serve, request.request.id, request.request)
+        self._accept_prompt(number, trace, serve, request.request)
 
     def _open_reserve(self, number: int, message: pb.OpenReserve) -> None:
         request, trace = message.request, read_trace_context(message.http_request_id, message.traceparent)
         serve = partial(self._handlers.reserve_answers, request, trace)
         if (stream := self._accept(number, trace, serve, request.id)) is not None:
             self._start(number, stream)
+
+    def _accept_prompt(
+        self,
+        number: int,
+        trace: TraceContext,
+        serve: Callable[[], AsyncGenerator[Answer, None]],
+        request: common_pb2.EngineRequest,
+    ) -> None:
+        """Opens a stream with a prompt, and starts it if that is here. Raises `InvalidRequest` for one too long."""
+        stream = self._accept(number, trace, serve, request.id, request)
+        num_tokens = len(request.tokens)
+        if stream is None or not num_tokens:
+            return
+        if num_tokens > self._max_prompt_tokens:
+            raise InvalidRequest(f"a prompt of more than {self._max_prompt_tokens} tokens")
+        self._count_bytes(stream, TOKEN_BYTES * num_tokens)
+        self._start(number, stream)
+
+    def _count_bytes(self, stream: _ServedStream, num_bytes: int) -> None:
+        """Counts a part of a prompt. Raises `Overloaded` if the session has too many bytes of them."""
+        stream.num_bytes += num_bytes
+        self._num_prompt_bytes += num_bytes
+        if self._num_prompt_bytes > MAX_PROMPT_BYTES:
+            raise Overloaded("too many bytes of prompts are open in this session", retry_after_s=1.0)
 
     def _accept(
         self,
@@ -146,10 +173,7 @@ class ServedStreams:
         if stream.task is not None or stream.request is None:
             raise InvalidRequest("a part of a prompt after its last one, or of a stream without a prompt")
         stream.prompt.add(part)
-        stream.num_bytes += len(part.tokens)
-        self._num_prompt_bytes += len(part.tokens)
-        if self._num_prompt_bytes > MAX_PROMPT_BYTES:
-            raise Overloaded("too many bytes of prompts are open in this session", retry_after_s=1.0)
+        self._count_bytes(stream, len(part.tokens))
         if stream.prompt.is_complete:
             stream.request.tokens.extend(stream.prompt.take_tokens())
             self._start(number, stream)

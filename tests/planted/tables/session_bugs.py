@@ -8,6 +8,8 @@ SESSIONS, TESTS = "sessions", "tests/property/session"
 SESSION, OUTBOX, ACCEPTOR = "baton/session/session.py", "baton/session/outbox.py", "baton/session/acceptor.py"
 METER = "baton/session/meter.py"
 DIRECT = "tests/unit/session/test_direct_connection.py"
+SERVED_STREAMS = "baton/worker/sessions/served_streams.py"
+WORKER_SESSION = "services/router/dispatch/sessions/worker_session.py"
 HANDSHAKE, TAGS = "baton/session/handshake.py", "baton/session/tags.py"
 
 
@@ -88,6 +90,38 @@ SESSION_BUGS = (
     ),
     _bug("a prompt waits for all that came before", OUTBOX, "self._prompts.move_to_end(stream)", "pass"),
     _bug("an abort waits for its prompt", OUTBOX, "self._drop_prompts(message.stream)", "pass"),
+    PlantedBug(
+        SESSIONS,
+        "a long prompt is in the open of its stream",
+        WORKER_SESSION,
+        "if 0 < len(tokens) <= self._max_open_tokens:",
+        "if 0 < len(tokens):",
+        "tests/unit/router/dispatch/sessions/test_worker_session.py",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "a worker of the version before gets prompts in opens",
+        "services/router/dispatch/sessions/worker_sessions.py",
+        "opens_with_prompts=SESSION_PROMPTS in worker.capabilities",
+        "opens_with_prompts=True",
+        "tests/service/dispatch/test_sessions.py",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "a prompt of an open has no bound",
+        SERVED_STREAMS,
+        "if num_tokens > self._max_prompt_tokens:",
+        "if False:",
+        "tests/unit/worker/sessions/test_served_streams.py",
+    ),
+    PlantedBug(
+        SESSIONS,
+        "prompts of opens are not counted",
+        SERVED_STREAMS,
+        "self._count_bytes(stream, TOKEN_BYTES * num_tokens)",
+        "pass",
+        "tests/unit/worker/sessions/test_served_streams.py",
+    ),
     PlantedBug(
         SESSIONS,
         "every frame has an ack of its own",

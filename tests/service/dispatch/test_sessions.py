@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from baton.domain.ids import AttemptId, RequestId
-from baton.domain.worker import CAPABILITIES
+from baton.domain.worker import CAPABILITIES, SESSION_PROMPTS
+from baton.rpc.gen import session_pb2
 from baton.rpc.version import PROTOCOL_VERSION
+from baton.services.router.dispatch.sessions import worker_session
 from baton.services.router.generation import TokenChunk
 from baton.session import dialler
+from baton.session.prompts import split_prompt
 from baton.session.session import SessionLimits
 from tests.mock_workers import Hold, MockWorker, Phase, ScriptedAction
 from tests.mocks import sessions as mock_sessions
 from tests.mocks.resetting_proxy import ProxyPair, ResettingProxy
 from tests.service.dispatch import dispatch_world
 from tests.service.dispatch.dispatch_world import (
+    PROMPT,
     World,
     scripted,
     sequence,
@@ -206,7 +210,29 @@ async def test_a_worker_of_another_version_keeps_its_calls(monkeypatch: pytest.M
         assert w.decode.num_in_sessions == 0
 
 
-@pytest.mark.parametrize("num_tokens", [1, 12 * 1024, 12 * 1024 + 1])
+@pytest.mark.parametrize("in_opens", [False, True])
+async def test_a_prompt_is_in_the_open_of_a_worker_that_takes_it(monkeypatch: pytest.MonkeyPatch, in_opens: bool):
+    """A worker of the version before gets it in parts, behind the open."""
+    in_parts = list[int]()
+
+    def note(prompt: Sequence[int]) -> list[session_pb2.PromptPart]:
+        in_parts.append(len(prompt))
+        return split_prompt(prompt)
+
+    monkeypatch.setattr(worker_session, "split_prompt", note)
+    async with world() as w:
+        for worker in w.cluster.workers:
+            if not in_opens:
+                worker.capabilities = tuple(one for one in worker.capabilities if one != SESSION_PROMPTS)
+            worker.change_incarnation()
+        await w.cluster.announce()
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert (w.decode.requests[0].tokens, w.decode.num_in_sessions) == (PROMPT, 1)
+    assert in_parts == ([] if in_opens else [len(PROMPT)] * 2)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 1024, 1025, 12 * 1024, 12 * 1024 + 1])
 async def test_a_prompt_arrives_whole(num_tokens: int):
     async with world() as w:
         w.decode.max_model_len = w.prefill.max_model_len = 1 << 16

@@ -80,12 +80,17 @@ class SessionStream:
         """Adds an event. The reader gets one that the stream must not bring as an `AttemptFailure`."""
         if self._cancelled:
             return
-        if self.brings(event):
+        if type(event) in self._kind.events:
             self._unread.append(event)
         else:
             why = f"{type(event).__name__} in the stream of {self._kind.name}"
             self._unread.append(damaged(why, self._kind.source))
         self._wake()
+
+    def put_last(self, event: SessionEvent) -> None:
+        """Adds the event that ends the stream: nothing comes behind it."""
+        self._ended = True
+        self.put(event)
 
     def brings(self, event: SessionEvent) -> bool:
         """True for an event of this kind of stream."""
@@ -142,7 +147,7 @@ class SessionStream:
 
         While it waits, each row but the stream's last goes to `on_row` instead.
         """
-        while not self.is_ready:
+        while not (self._unread or self._ended or self._cancelled or self._refused is not None):  # `is_ready`
             self._waiter, self._on_row = asyncio.get_running_loop().create_future(), on_row
             try:
                 await self._waiter
@@ -152,10 +157,10 @@ class SessionStream:
 
     def read_now(self) -> SessionEvent | TokenChunk | None:
         """As `read`, of a stream that `is_ready`."""
-        refused, self._refused = self._refused, None  # also what an earlier read was cancelled before it had
-        if isinstance(refused, Exception):
-            raise refused
-        if refused is not None:
+        if self._refused is not None:  # also what an earlier read was cancelled before it had
+            refused, self._refused = self._refused, None
+            if isinstance(refused, Exception):
+                raise refused
             return refused  # its tokens are recorded: they must reach the client
         if self._unread:
             event = self._unread.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from baton.domain.trace_context import TraceContext
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
@@ -17,15 +17,17 @@ from baton.services.router.dispatch.sessions.session_stream import (
 )
 from baton.session.dialled_session import DialledSession
 from baton.session.dialler import SessionDialler
-from baton.session.prompts import split_prompt
+from baton.session.prompts import MAX_OPEN_TOKENS, split_prompt
 from baton.telemetry.series.session_series import SESSION_EVENTS_TOTAL
 
 
 class WorkerSession(DialledSession[SessionStream]):
     """`SessionOwner` of a router."""
 
-    def __init__(self, dialler: SessionDialler) -> None:
+    def __init__(self, dialler: SessionDialler, *, opens_with_prompts: bool = False) -> None:
+        """`opens_with_prompts`: the worker takes short prompts in the messages that open their streams."""
         super().__init__(dialler, "worker-session")
+        self._max_open_tokens = MAX_OPEN_TOKENS if opens_with_prompts else 0
 
     def open(self, request: decode_pb2.GenerateRequest, trace: TraceContext) -> SessionStream:
         """Starts an attempt. Raises `LinkBroken` if the session has no stream numbers left."""
@@ -33,14 +35,13 @@ class WorkerSession(DialledSession[SessionStream]):
         message = pb.StreamMessage(stream=number)
         opened = message.open  # in place: a message that is given to a constructor is copied
         opened.request.CopyFrom(request.request)
-        del opened.request.tokens[:]
         opened.reservation_id = request.reservation_id
         opened.prefill_id = request.prefill_id
         opened.prefill_incarnation = request.prefill_incarnation
         opened.deadline_s = request.deadline_s
         opened.traceparent = trace.traceparent
         opened.http_request_id = trace.http_request_id
-        self._post_with_prompt(message, request.request.tokens)
+        self._post_with_prompt(message, opened.request, request.request.tokens)
         return stream
 
     def reserve(self, request: decode_pb2.ReserveRequest, trace: TraceContext) -> SessionStream:
@@ -60,10 +61,9 @@ class WorkerSession(DialledSession[SessionStream]):
         message = pb.StreamMessage(stream=number)
         opened = message.prefill
         opened.request.CopyFrom(request)
-        del opened.request.request.tokens[:]
         opened.traceparent = trace.traceparent
         opened.http_request_id = trace.http_request_id
-        self._post_with_prompt(message, request.request.tokens)
+        self._post_with_prompt(message, opened.request.request, request.request.tokens)
         return stream
 
     def abort(self, request: common_pb2.AbortRequest) -> bool:
@@ -84,10 +84,11 @@ class WorkerSession(DialledSession[SessionStream]):
                         if stream is None:
                             SESSION_EVENTS_TOTAL.labels("late_message").inc()
                             continue
-                        stream.put_row(row)
                         if row.finish_reason:
                             streams.close(row.stream)
-                            stream.end()
+                            stream.put_last(row)
+                        else:
+                            stream.put_row(row)
                 case "joined":
                     joined = pb.Joined()
                     joined.CopyFrom(message.joined)  # which keeps the memory of its whole frame
@@ -109,16 +110,26 @@ class WorkerSession(DialledSession[SessionStream]):
         number = self._streams.draw(stream, self._loop.time())
         return number, stream
 
-    def _post_with_prompt(self, opened: pb.StreamMessage, tokens: Iterable[int]) -> None:
-        self._dialler.pump.post(opened)
+    def _post_with_prompt(
+        self, message: pb.StreamMessage, opened: common_pb2.EngineRequest, tokens: Sequence[int]
+    ) -> None:
+        """Posts the opening of a stream, in which `opened` has `tokens`. Longer prompts follow in parts instead."""
+        if 0 < len(tokens) <= self._max_open_tokens:  # without any, it could not be told from one with parts
+            self._dialler.pump.post(message)
+            return
+        del opened.tokens[:]
+        self._dialler.pump.post(message)
         for part in split_prompt(tokens):
-            self._dialler.pump.post(pb.StreamMessage(stream=opened.stream, prompt=part))
+            self._dialler.pump.post(pb.StreamMessage(stream=message.stream, prompt=part))
 
     def _put(self, number: int, event: SessionEvent, *, ends: bool = False) -> None:
-        if (stream := self._find(number)) is not None:
+        if (stream := self._find(number)) is None:
+            return
+        if ends and stream.brings(event):  # else its reader ends it, here and at the worker
+            self._streams.close(number)
+            stream.put_last(event)
+        else:
             stream.put(event)
-            if ends and stream.brings(event):  # else its reader ends it, here and at the worker
-                self._end(number, stream)
 
     def _end(self, number: int, stream: SessionStream) -> None:
         self._streams.close(number)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.domain.worker import SESSION_OPENS, SESSIONS, WorkerRecord
+from baton.domain.worker import SESSION_OPENS, SESSION_PROMPTS, SESSIONS, WorkerRecord
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.request_metadata import Metadata, trace_context
 from baton.services.router.dispatch.sessions.session_stream import SessionStream
@@ -88,7 +88,8 @@ class WorkerSessions:
     def _dial(self, worker: WorkerRecord) -> WorkerSession:
         peer = DialledPeer(worker.address, worker.incarnation, self._id, self._incarnation)
         wire = self._wires.get(worker.address, worker.incarnation, worker.session_address)
-        session = WorkerSession(SessionDialler(wire, self._trust, peer, self._limits))
+        dialler = SessionDialler(wire, self._trust, peer, self._limits)
+        session = WorkerSession(dialler, opens_with_prompts=SESSION_PROMPTS in worker.capabilities)
         self._sessions[worker.incarnation] = session
         self._running.add(session.task)
         session.task.add_done_callback(self._running.discard)

@@ -72,6 +72,10 @@ class ServedRig:
             messages += [pb.StreamMessage(stream=number, prompt=part) for part in split_prompt(tokens)]
         self.streams.apply(messages)
 
+    def open_whole(self, number: int, name: str, tokens: list[int]) -> None:
+        request = common_pb2.EngineRequest(id=encode_id(AttemptId(RequestId(name), 1)), tokens=tokens)
+        self.streams.apply([pb.StreamMessage(stream=number, open=pb.Open(request=request))])
+
     def emit(self, name: str, event: Answer | Exception) -> None:
         self.events.setdefault(name, asyncio.Queue()).put_nowait(event)
 
@@ -98,6 +102,33 @@ async def test_an_attempt_starts_with_its_whole_prompt_and_its_trace():
     tokens, trace = rig.served["b"]
     assert tokens == list(range(20_000))
     assert (trace.http_request_id, trace.traceparent) == ("http-1", TRACEPARENT)
+
+
+async def test_an_attempt_starts_with_the_prompt_of_its_open():
+    rig = ServedRig()
+    rig.open_whole(1, "a", [7, 8])
+    rig.open_whole(2, "b", [9] * (1 << 15))
+    rig.open_whole(3, "c", [9] * ((1 << 15) + 1))
+    await settle()
+    assert {name: tokens for name, (tokens, _) in rig.served.items()} == {"a": [7, 8], "b": [9] * (1 << 15)}
+    assert rig.ends() == [(3, "invalid_request")]
+    rig.streams.apply([pb.StreamMessage(stream=1, prompt=part) for part in split_prompt([7, 8])])
+    await settle()
+    assert rig.ends()[1:] == [(1, "invalid_request")], "a part behind a whole prompt"
+    assert rig.running == {"b"}
+
+
+async def test_prompts_of_opens_count_until_they_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(served_streams, "MAX_PROMPT_BYTES", 100)
+    rig = ServedRig()
+    rig.open_whole(1, "a", [1] * 20)
+    rig.open_whole(2, "b", [1] * 6)
+    await settle()
+    assert (rig.ends(), rig.running) == ([(2, "overloaded")], {"a"})
+    rig.streams.apply([pb.StreamMessage(stream=1, abort=pb.Abort())])
+    rig.open_whole(3, "c", [1] * 25)
+    await settle()
+    assert (len(rig.ends()), rig.running) == (1, {"c"})
 
 
 async def test_answers_carry_the_number_of_their_stream_until_the_end():

@@ -42,6 +42,25 @@ async def test_events_come_in_order_and_then_the_end():
     assert await stream.read() is None
 
 
+async def test_an_event_may_be_the_end():
+    rig, calls = Rig(), list[bool]()
+    rig.stream.listen(lambda: calls.append(rig.stream.is_ready))
+    rig.stream.put_last(row(0))
+    assert calls == [True], "event and end are told at once"
+    rig.stream.listen(None)
+    assert [await rig.stream.read(), await rig.stream.read()] == [row(0), None]
+    rig.stream.cancel()
+    assert rig.num_cancels == 0
+
+
+async def test_an_end_of_another_kind_is_damage_and_then_the_end():
+    stream = Rig().stream
+    stream.put_last(decode_pb2.ReserveReply())
+    with pytest.raises(AttemptFailure, match="ReserveReply in the stream of an attempt"):
+        await stream.read()
+    assert await stream.read() is None
+
+
 async def test_a_lost_session_is_told_behind_what_came():
     stream = Rig().stream
     stream.put(row(0))

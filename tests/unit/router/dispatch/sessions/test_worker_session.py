@@ -16,6 +16,7 @@ from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.gen import session_pb2 as pb
 from baton.services.router.dispatch.sessions.worker_session import WorkerSession
 from baton.session.lifecycle import SessionState
+from baton.session.prompts import MAX_OPEN_TOKENS
 
 TRACE = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)
 
@@ -63,6 +64,27 @@ async def test_an_attempt_is_opened_without_its_tokens_which_follow(session: Wor
     assert (opened.open.traceparent, opened.open.http_request_id) == (TRACE.traceparent, "http-1")
     assert (len(prompt.prompt.tokens), prompt.prompt.last) == (12, True)
     assert list(asked.request.tokens) == [3, 4, 5], "the request of the caller is not changed"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_open", "num_parts"),
+    [(0, 0, 1), (1, 1, 0), (MAX_OPEN_TOKENS, MAX_OPEN_TOKENS, 0), (MAX_OPEN_TOKENS + 1, 0, 1)],
+)
+async def test_a_short_prompt_is_in_the_open_of_its_stream(
+    dialler: RecordedDialler, num_tokens: int, num_open: int, num_parts: int
+):
+    session = WorkerSession(cast(Any, dialler), opens_with_prompts=True)
+    asked = request(*range(num_tokens))
+    session.open(asked, TRACE)
+    session.prefill(prefill_pb2.PrefillRequest(request=asked.request), TRACE)
+    assert [(one.stream, one.WhichOneof("kind")) for one in dialler.posted] == [
+        (1, "open"), *[(1, "prompt")] * num_parts, (2, "prefill"), *[(2, "prompt")] * num_parts,
+    ]  # fmt: skip
+    opened, prompt = dialler.posted[0].open.request, dialler.posted[1 + num_parts].prefill.request.request
+    assert list(opened.tokens) == list(prompt.tokens) == list(range(num_open))
+    assert (opened.salt, len(asked.request.tokens)) == ("salt", num_tokens)
+    session.task.cancel()
+    session.on_ended("the test has ended")
 
 
 async def test_a_step_reaches_each_of_its_streams(session: WorkerSession):
