@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import structlog
 
-from baton.domain.ids import OwnerId, RequestId
+from baton.domain.ids import Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.worker import WorkerRecord
 from baton.store.redis.unsealed_log import UnsealedLog
@@ -46,6 +46,8 @@ class _SealedSequence(msgspec.Struct, array_like=True, frozen=True):
     num_prompt_tokens: int = 0
 
 
+_ENDED = CallStatus.ENDED.value
+_TOMBSTONE = msgspec.msgpack.encode(_SealedCall("", b"", "", 0, 0, ()))
 _call_decoder = msgspec.msgpack.Decoder(_SealedCall)
 _sequence_decoder = msgspec.msgpack.Decoder(_SealedSequence)
 
@@ -76,7 +78,7 @@ class RecordFormat:
         return [
             *("id", record.id),
             *("attempt", str(record.attempt)),
-            *("state", record.state.value),
+            *("state", record.state._value_),  # `value` is two Python calls
             *("router_id", record.router_id),
             *("num_emitted", str(record.num_emitted)),
             *("failure_code", record.failure_code),
@@ -121,10 +123,19 @@ class RecordFormat:
             *("owner", record.owner),
             *("epoch", record.epoch),
             *("owner_tag", record.owner_tag),
-            *("status", record.status.value),
+            *("status", record.status._value_),
             *("sequence_ids", msgspec.json.encode(record.sequence_ids)),
             *("sealed", self._seal.seal(SealedKind.CALL, record.id, msgspec.msgpack.encode(fixed))),
             *("trace", self.trace(record.id, record.trace)),
+        ]
+
+    def tombstone_fields(self, id: RequestId, ballot: Ballot) -> list[str | bytes | int]:
+        """`call_fields` of `transitions.tombstone`: each end of a call has them, in case that the store has lost it."""
+        epoch, owner_tag = ballot
+        sealed = self._seal.seal(SealedKind.CALL, id, _TOMBSTONE)
+        return [
+            *("id", id, "owner", "", "epoch", epoch, "owner_tag", owner_tag, "status", _ENDED),
+            *("sequence_ids", b"[]", "sealed", sealed, "trace", b""),
         ]
 
     def trace(self, id: RequestId, trace: bytes) -> bytes:

@@ -53,36 +53,34 @@ class WriteCommands:
     """Makes the commands of one store."""
 
     def __init__(self, keys: RedisKeys, records: RecordFormat, journals: JournalFormat, options: StoreOptions) -> None:
-        self._keys = keys
+        self._owners = keys.owners  # keys and beginnings of keys: each write has several
+        self._sequence, self._journal = keys.sequence(RequestId("")), keys.journal(RequestId(""))
+        self._call, self._calls_of = keys.call(RequestId("")), keys.calls_of(OwnerId(""))
+        self._lease = keys.lease(OwnerId(""))
         self._records = records
         self._journals = journals
         self._retention_ms = milliseconds(options.retention_s)
         self._lease_ms = milliseconds(options.owner_ttl_s)
         self._tombstone_ms = milliseconds(options.tombstone_s)
+        self._makers: dict[type[ChainedWrite], Callable[[Any], WriteCommand]] = {
+            PutCall: self.put_call, PutSequence: self.put_sequence, AdvanceSequence: self.advance,
+            WriteJournal: self.write_journal, EndCall: self.end_call,
+        }  # fmt: skip
 
     def of(self, write: ChainedWrite) -> WriteCommand:
         """The command of a write. Raises `Broken` for one that no store takes."""
-        match write:
-            case PutCall():
-                return self.put_call(write)
-            case PutSequence():
-                return self.put_sequence(write)
-            case AdvanceSequence():
-                return self.advance(write)
-            case WriteJournal():
-                return self.write_journal(write)
-            case EndCall():
-                return self.end_call(write)
+        return self._makers[type(write)](write)
 
     def put_call(self, write: PutCall) -> WriteCommand:
-        record, keys = write.record, self._keys
+        record = write.record
         transitions.check_new_call(record)
         args: list[Argument] = [
             *(record.id, record.owner, record.epoch, record.owner_tag),
-            *(self._retention_ms, self._lease_ms, keys.calls_of(OwnerId(""))),
+            *(self._retention_ms, self._lease_ms, self._calls_of),
             *self._records.call_fields(record),
         ]
-        names = [keys.call(record.id), keys.owners, keys.calls_of(record.owner), keys.lease(record.owner)]
+        owner = record.owner
+        names = [self._call + record.id, self._owners, self._calls_of + owner, self._lease + owner]
         return WriteCommand("put_call", names, args, lambda ok, reply: WriteResult(ok, owner=call_owner(reply)))
 
     def put_sequence(self, write: PutSequence) -> WriteCommand:
@@ -96,7 +94,7 @@ class WriteCommands:
         def read(ok: bool, reply: Any) -> WriteResult:
             return WriteResult(ok, record=self.stored_sequence(record, reply))
 
-        return WriteCommand("put_request", [self._keys.sequence(record.id)], args, read)
+        return WriteCommand("put_request", [self._sequence + record.id], args, read)
 
     def stored_sequence(self, record: SequenceRecord, reply: int | list[bytes]) -> SequenceRecord:
         """The record that the store has after `put_request` of `record`."""
@@ -108,10 +106,10 @@ class WriteCommands:
         id = write.attempt
         args: list[Argument] = [
             *(id.attempt, _events_to_json(write.events), write.num_emitted, write.failure_code, self._retention_ms),
-            self._records.fingerprint(id.request_id, write.fingerprint),
+            self._records.fingerprint(id.request_id, write.fingerprint) if write.fingerprint else b"",
             *(id.owner_tag, ATTEMPTS_PER_EPOCH),
         ]
-        return WriteCommand("advance_sequence", [self._keys.sequence(id.request_id)], args, _accepted_only)
+        return WriteCommand("advance_sequence", [self._sequence + id.request_id], args, _accepted_only)
 
     def write_journal(self, write: WriteJournal) -> WriteCommand:
         keys: list[str] = []
@@ -119,7 +117,7 @@ class WriteCommands:
         for entry in write.entries:
             id, end = entry.id.request_id, entry.first + len(entry.tokens)
             first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere
-            keys += (self._keys.sequence(id), self._keys.journal(id))
+            keys += (self._sequence + id, self._journal + id)
             ends = entry.finish is not None or entry.failure_code != ""
             args += (entry.id.attempt, entry.id.owner_tag, first, end, int(ends))
             args.append(self._journals.payload(entry))
@@ -130,12 +128,12 @@ class WriteCommands:
         transitions.check_call_end(id, status, write.trace)
         ended = status is CallStatus.ENDED
         args: list[Argument] = [
-            *(id, *write.ballot, status.value, self._retention_ms, self._keys.calls_of(OwnerId(""))),
+            *(id, *write.ballot, status._value_, self._retention_ms, self._calls_of),
             *(self._records.trace(id, write.trace), self._tombstone_ms),
-            *(json.dumps(write.ended_sequences), self._keys.sequence(RequestId("")), TERMINAL_STATES),
-            *(self._records.call_fields(transitions.tombstone(id, write.ballot)) if ended else ()),
+            *(msgspec.json.encode(write.ended_sequences), self._sequence, TERMINAL_STATES),
+            *(self._records.tombstone_fields(id, write.ballot) if ended else ()),
         ]
-        return WriteCommand("end_call", [self._keys.call(id)], args, _accepted_only)
+        return WriteCommand("end_call", [self._call + id], args, _accepted_only)
 
 
 def call_owner(reply: Sequence[Any]) -> CallOwner:
@@ -163,7 +161,7 @@ def chains_to_args(chains: Sequence[Sequence[WriteCommand]]) -> tuple[list[str],
             head.append((command.script, number, len(command.keys), len(command.args)))
             keys += command.keys
             args += command.args
-    return keys, [json.dumps(head), *args]
+    return keys, [msgspec.json.encode(head), *args]
 
 
 def read_chains(chains: Sequence[Sequence[WriteCommand]], reply: Sequence[Any]) -> list[list[WriteResult]]:

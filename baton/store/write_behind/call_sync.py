@@ -6,12 +6,12 @@ sequences; a sync knows nothing of queues, outages or time.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
+from baton.store.notifier import TimedEvent
 from baton.store.store import CallRecord, CallStatus, CallStore, LiveSequence, RecordLost
 from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
@@ -22,6 +22,15 @@ _OPEN = CallStatus.OPEN
 
 NOBODY = OwnerId("nobody/0")
 """An owner without a lease."""
+
+
+def changed_call(record: CallRecord, status: CallStatus, trace: bytes, body: bytes) -> CallRecord:
+    """`record` with another status, trace and body. Not by `replace`, which takes three times as long."""
+    return CallRecord(
+        record.id, record.owner, record.epoch, status, record.endpoint, body, record.tenant, record.created_s,
+        record.seed, record.sequence_ids, trace, record.owner_tag, record.private, record.text_digest,
+        record.prompt_digest,
+    )  # fmt: skip
 
 
 class LostClaim(Exception):
@@ -57,7 +66,7 @@ class CallSync:
     was_written: bool = False
     sequences: dict[RequestId, SequenceSync] = field(default_factory=dict)
     status: SyncStatus = field(default_factory=SyncStatus)
-    durable: asyncio.Event = field(default_factory=asyncio.Event)
+    durable: TimedEvent = field(default_factory=TimedEvent)
 
     @property
     def phase(self) -> SyncPhase:

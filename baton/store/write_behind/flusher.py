@@ -16,7 +16,7 @@ from operator import attrgetter
 import structlog
 
 from baton.domain.ids import AttemptId
-from baton.store.notifier import wait_for_event
+from baton.store.notifier import TimedEvent, wait_for_event
 from baton.store.store import JournalEntry, RecordLost, StateStore, StoreUnavailable, WriteOutcome
 from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
@@ -68,10 +68,11 @@ class Flusher:
         self._options = options
         self._on_degraded = on_degraded
         self._on_superseded = on_superseded
-        self._wake = asyncio.Event()
+        self._wake = TimedEvent()
         self._drained = asyncio.Event()
         self._retry_now = asyncio.Event()
         self._drained.set()
+        self._is_drained = True
         self._task: asyncio.Task[None] | None = None
         self._flush_requested = False
         self._num_flushing = 0
@@ -90,24 +91,31 @@ class Flusher:
         A new call does not wake it for `opening_s`, nor one with its workers for what is left of `opening_gap_s`. What
         wakes it, and a question for one of them, writes them as well: no response leaves before.
         """
-        while self._queue.over_limit:
-            id = self._queue.drop_oldest()
-            self.num_dropped += 1
-            self._set_degraded(True, f"too many ended sequences wait to be written: {id} is dropped")
-        if not self._queue.empty:
+        queue = self._queue
+        if changed is None or changed.ended:  # nothing else fills it
+            self._drop_excess()
+        if self._is_drained and not queue.empty:
+            self._is_drained = False
             self._drained.clear()
-        if self._queue.has_at_once:
-            if changed is None or self._queue.is_urgent(changed):
+        if queue.has_at_once:
+            opens = changed is not None and queue.opens_call(changed)
+            if changed is None or (not opens and queue.is_urgent(changed)):
                 self._wake.set()
                 return
             now = _now()
-            if self._queue.opens_call(changed):
+            if opens:
                 self._open_calls_at(self._began_at + self._options.opening_gap_s, now)
             else:
                 self._open_calls_at(now + self._options.opening_s, now)
             self._note_due()
         elif self._queue.has_due and not self._has_due:
             self._wake.set()  # else it already waits for the time of the next flush
+
+    def _drop_excess(self) -> None:
+        while self._queue.over_limit:
+            id = self._queue.drop_oldest()
+            self.num_dropped += 1
+            self._set_degraded(True, f"too many ended sequences wait to be written: {id} is dropped")
 
     def write_new_calls(self) -> None:
         """Writes new calls without waiting for their workers: somebody waits for the store to have one."""
@@ -270,7 +278,10 @@ class Flusher:
         for planned, result in zip(chain, results, strict=False):
             sync, write = planned.sync, planned.write
             if isinstance(write, WriteJournal) and isinstance(sync, RecordSync):
-                self._take_entry(sync, write.entries[0], result.outcomes[0], reset=reset)
+                if result.accepted and not reset:
+                    self._queue.note_written(sync, write.entries[0])
+                else:
+                    self._take_entry(sync, write.entries[0], result.outcomes[0], reset=reset)
             elif result.accepted:
                 sync.take(planned, result)
                 sync.status.num_conflicts = 0
@@ -334,6 +345,7 @@ class Flusher:
         Ends that the store had once are not waited for: new calls go before them.
         """
         if self._queue.empty:
+            self._is_drained = True
             self._drained.set()
         if complete and not self._queue.lags:
             self._set_degraded(False, "everything is written")
@@ -342,8 +354,8 @@ class Flusher:
         """Waits for work; pings the store after an idle interval."""
         self._wake.clear()
         if self._queue.has_due:
-            await wait_for_event(self._wake, max(wait_s, _MIN_WAIT_S))
-        elif not await wait_for_event(self._wake, self._options.idle_ping_s):
+            await self._wake.wait(max(wait_s, _MIN_WAIT_S))
+        elif not await self._wake.wait(self._options.idle_ping_s):
             await self._store.ping()
             self._update_status(complete=not self._queue.has_due)
 

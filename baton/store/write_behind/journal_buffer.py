@@ -24,7 +24,8 @@ class JournalBuffer:
     """Tokens `[first, first + len(tokens))`. The end of the journal is written with its last token.
 
     `ended`: no token follows. `closed`: nothing is written any more. `num_buffered` is the size in tokens, where each
-    alternative among the logprobs counts as one.
+    alternative among the logprobs counts as one. `due`: there is something to write; kept, since each change of a
+    request asks for it several times.
     """
 
     first: int = 0
@@ -38,12 +39,7 @@ class JournalBuffer:
     num_buffered: int = 0
     num_written: int = 0
     end_written: bool = False
-
-    @property
-    def due(self) -> bool:
-        """There is something to write."""
-        has_news = len(self.tokens) > self.num_written or (self.ended and not self.end_written)
-        return has_news and not self.closed
+    due: bool = field(default=False, init=False)
 
     def append(
         self, tokens: Sequence[OutputToken], *, num_cached_tokens: int, finish: FinishReason | None, failure_code: str
@@ -57,17 +53,20 @@ class JournalBuffer:
         if tokens and not self.tokens:
             self.first = tokens[0].index
         end = self.first + len(self.tokens)
-        for token in tokens:
-            if token.index > end:
-                raise Broken(f"a journal at token {end} cannot take token {token.index}")
-            if token.index == end:
-                self.tokens.append(token.token)
-                end, self.num_buffered = end + 1, self.num_buffered + 1
-                if token.logprobs is not None:
-                    self.logprobs[token.index] = token.logprobs
-                    self.num_buffered += 1 + len(token.logprobs.top)
-        self.num_cached_tokens, self.finish, self.failure_code = num_cached_tokens, finish, failure_code
-        self.ended = finish is not None or bool(failure_code)
+        try:
+            for token in tokens:
+                if token.index > end:
+                    raise Broken(f"a journal at token {end} cannot take token {token.index}")
+                if token.index == end:
+                    self.tokens.append(token.token)
+                    end, self.num_buffered = end + 1, self.num_buffered + 1
+                    if token.logprobs is not None:
+                        self.logprobs[token.index] = token.logprobs
+                        self.num_buffered += 1 + len(token.logprobs.top)
+            self.num_cached_tokens, self.finish, self.failure_code = num_cached_tokens, finish, failure_code
+            self.ended = finish is not None or bool(failure_code)
+        finally:
+            self._note_due()
         return len(self.tokens) - self.num_written
 
     def next_entry(self, id: AttemptId, max_tokens: int) -> JournalEntry:
@@ -97,17 +96,25 @@ class JournalBuffer:
         """The store has the tokens before output index `end`, and the journal's end if `ends`."""
         self.num_written = max(self.num_written, end - self.first)
         self.end_written = self.end_written or ends
+        self._note_due()
 
     def mark_end_stored(self) -> None:
         """The store has the end of the sequence, which is written after its journal."""
         self.num_written, self.end_written = len(self.tokens), True
+        self._note_due()
 
     def rewind(self) -> bool:
         """The store has lost the journal: all is due again. Returns False when the first tokens are not known here."""
         self.num_written, self.end_written = 0, False
+        self._note_due()
         return self.first == 0
 
     def close(self) -> None:
         """Gives the journal up and frees its tokens; idempotent."""
         self.closed = True
         self.tokens, self.logprobs, self.num_buffered = array("I"), {}, 0
+        self._note_due()
+
+    def _note_due(self) -> None:
+        has_news = len(self.tokens) > self.num_written or (self.ended and not self.end_written)
+        self.due = has_news and not self.closed

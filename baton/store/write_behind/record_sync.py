@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId
+from baton.domain.lifecycle import TERMINAL
 from baton.store import transitions
 from baton.store.store import JournalEntry, SequenceRecord, SequenceStore
 from baton.store.write_behind.call_sync import CallSync
@@ -50,14 +51,19 @@ class RecordSync:
             if status.stale or status.refused:  # `alone`: this runs for every change of a request
                 return _WRITE
             target = self.last_live if is_due and self.last_live is not None else self.desired
-            if stored is None or not _same_state(stored, target):
+            if (
+                stored is None
+                or stored.state is not target.state  # `_same_state`, without the call
+                or stored.attempt != target.attempt
+                or stored.owner_tag != target.owner_tag
+            ):
                 known = "" if stored is None else stored.fingerprint
                 return _HOLD if target.fingerprint in ("", known) else _WRITE
         return _JOURNAL if is_due else _DONE
 
     def update(self, desired: SequenceRecord) -> None:
         """Sets the record that the store is to have."""
-        if desired.state.terminal:
+        if desired.state in TERMINAL:
             self.last_live, self.ended = self.desired, True
         self.desired = desired
 
@@ -91,7 +97,9 @@ class RecordSync:
         writes: list[PlannedWrite] = []
         if self.status.given_up:
             return writes, not self.journal.due
-        stored = self._add_write(writes, self.stored, self._target)
+        stored = self.stored
+        if stored is None or not (self.journal.due and call_stored and self._ends_from(stored)):
+            stored = self._add_write(writes, stored, self._target)
         if self.journal.due:
             if not call_stored:
                 return writes, False
@@ -101,6 +109,13 @@ class RecordSync:
                 return writes, False
             self._add_write(writes, stored, self.desired)
         return writes, True
+
+    def _ends_from(self, stored: SequenceRecord) -> bool:
+        """True if the journal may be written under `stored`, and then events lead from there to the end at once."""
+        desired = self.desired
+        if not self.ended or desired.fingerprint not in ("", stored.fingerprint):
+            return False
+        return stored.attempt == desired.attempt and _same_owner(stored, desired)
 
     def _add_write(
         self, writes: list[PlannedWrite], stored: SequenceRecord | None, target: SequenceRecord

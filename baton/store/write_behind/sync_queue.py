@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 from operator import attrgetter
 
 from baton.domain.ids import RequestId
 from baton.store.store import JournalEntry
-from baton.store.write_behind.call_sync import CallSync
+from baton.store.write_behind.call_sync import CallSync, changed_call
 from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS
 from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.record_sync import RecordSync
@@ -120,9 +119,10 @@ class SyncQueue:
         call = sync.call if isinstance(sync, RecordSync) else None
         if call is None or call.stored is not None or call.ended or sync.stored is not None or sync.ended:
             return False
-        if call.status.given_up or call.status.alone or sync.status.alone:
+        of_call, status = call.status, sync.status
+        if of_call.given_up or of_call.stale or of_call.refused:
             return False
-        return sync in self._waiting
+        return (status.given_up or not (status.stale or status.refused)) and sync in self._waiting
 
     def holds(self, sync: RecordSync | CallSync) -> bool:
         """True if a write of its record is due."""
@@ -147,21 +147,25 @@ class SyncQueue:
 
     def update(self, sync: RecordSync | CallSync) -> None:
         """Puts a changed sync where its phase requires, and the ended call that waits for its journal."""
-        phase = sync.phase
+        phase, held = sync.phase, self._held
         at_once = self._rechecks if sync.was_written else self._waiting
         if phase is _WRITE:
-            at_once.setdefault(sync)
-        else:
-            at_once.pop(sync, None)
+            if sync not in at_once:
+                at_once[sync] = None
+        elif sync in at_once:
+            del at_once[sync]
         if phase is _HOLD:
-            self._held.setdefault(sync)
-        else:
-            self._held.pop(sync, None)
+            if sync not in held:
+                held[sync] = None
+        elif sync in held:
+            del held[sync]
         if isinstance(sync, RecordSync):
             if sync.journal.due:
-                self.due_journals.setdefault(sync)
+                if sync not in self.due_journals:
+                    self.due_journals[sync] = None
             else:
-                self.due_journals.pop(sync, None)
+                if sync in self.due_journals:
+                    del self.due_journals[sync]
                 if sync.call in self._ended:
                     self.update(sync.call)
         if not sync.ended:
@@ -268,10 +272,14 @@ class SyncQueue:
 
     def journal_written(self, sync: RecordSync, entry: JournalEntry) -> None:
         """The store has the entry; what is left waits behind the others."""
+        self.note_written(sync, entry)
+        self.update(sync)
+
+    def note_written(self, sync: RecordSync, entry: JournalEntry) -> None:
+        """As `journal_written`, before an `update` of the caller's own."""
         ends = entry.finish is not None or entry.failure_code != ""
         sync.journal.mark_written(entry.first + len(entry.tokens), ends=ends)
         self.due_journals.pop(sync, None)
-        self.update(sync)
 
     def drop_journal(self, sync: RecordSync) -> None:
         """Gives its journal up."""
@@ -360,7 +368,8 @@ class SyncQueue:
         if isinstance(sync, CallSync):
             if sync.desired.private:
                 return
-            sync.desired = replace(sync.desired, body=b"")  # its end needs none
+            ended = sync.desired
+            sync.desired = changed_call(ended, ended.status, ended.trace, b"")  # its end needs no body
         elif sync.call is not None and sync.call.desired.private:
             return
         self._written[sync] = sync.journal.num_buffered if isinstance(sync, RecordSync) else 0

@@ -13,7 +13,6 @@ after its sequences.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
@@ -23,8 +22,9 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store import transitions
+from baton.store.notifier import TimedEvent
 from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord, StateStore
-from baton.store.write_behind.call_sync import CallSync
+from baton.store.write_behind.call_sync import CallSync, changed_call
 from baton.store.write_behind.flusher import Flusher, WriterOptions
 from baton.store.write_behind.record_sync import RecordSync
 from baton.store.write_behind.sync_queue import SyncQueue
@@ -81,7 +81,7 @@ class StoreWriter:
         """Ended calls and sequences that the queue dropped because it was full."""
         return self._flusher.num_dropped
 
-    def open_call(self, record: CallRecord, *, claimed: bool = False) -> asyncio.Event | None:
+    def open_call(self, record: CallRecord, *, claimed: bool = False) -> TimedEvent | None:
         """Notes a new OPEN call, before its sequences are created; the event is set when the store has it.
 
         `claimed`: the store has `record` already. Returns None when the body is too large: then neither the call nor
@@ -113,7 +113,7 @@ class StoreWriter:
         call = self._queue.calls.get(id)
         if call is not None and not call.ended:
             trace = trace if len(trace) <= MAX_TRACE_BYTES else b""
-            call.desired, call.ended = replace(call.desired, status=status, trace=trace), True
+            call.desired, call.ended = changed_call(call.desired, status, trace, call.desired.body), True
             self._update(call)
 
     def tracks_call(self, id: RequestId) -> bool:

@@ -18,7 +18,7 @@ from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.prompt_digest import prompt_digest
 from baton.store.media.memory_media_file_store import MemoryMediaFileStore
-from baton.store.notifier import wait_for_event
+from baton.store.notifier import TimedEvent
 from baton.store.store import CallRecord, CallStatus, Durability, SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 
@@ -35,7 +35,7 @@ class OwnershipHandle:
         self,
         writer: StoreWriter,
         record: CallRecord,
-        stored: asyncio.Event | None,
+        stored: TimedEvent | None,
         durability: Callable[[], Durability],
         media: CallMedia,
         *,
@@ -63,7 +63,7 @@ class OwnershipHandle:
         until = clock() + STORE_WAIT_S
         if self._stored is not None and not self._stored.is_set():
             self._writer.write_new_calls()
-        if self._stored is None or self._writer.degraded or not await wait_for_event(self._stored, STORE_WAIT_S):
+        if self._stored is None or self._writer.degraded or not await self._stored.wait(STORE_WAIT_S):
             return Durability.NONE
         if self._has_files and not await self._media.kept(self._id, until - clock()):
             return Durability.NONE
@@ -137,7 +137,7 @@ class CallOwnership:
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
         self._writer.adopt_call(record)
-        stored = asyncio.Event()
+        stored = TimedEvent()
         stored.set()
         return OwnershipHandle(self._writer, record, stored, self._durability, self._media)
 

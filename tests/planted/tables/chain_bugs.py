@@ -49,6 +49,17 @@ CHAIN_BUGS = (
         f"{_WRITES} tests/property/store/test_store_journal.py tests/property/store/test_store_writer.py",
     ),
     PlantedBug(
+        _OWNERSHIP, "a journal is written before the workers of its tokens", "baton/store/write_behind/record_sync.py",
+        'if not self.ended or desired.fingerprint not in ("", stored.fingerprint):', "if not self.ended:",
+        _WRITES,
+    ),
+    PlantedBug(
+        _OWNERSHIP, "a journal of a later attempt is written before its record",
+        "baton/store/write_behind/record_sync.py",
+        "return stored.attempt == desired.attempt and _same_owner(stored, desired)", "return True",
+        _WRITES,
+    ),
+    PlantedBug(
         _OWNERSHIP, "the fingerprint waits for the journal", "baton/store/write_behind/record_sync.py",
         'return _HOLD if target.fingerprint in ("", known) else _WRITE', "return _HOLD",
         _WRITES,

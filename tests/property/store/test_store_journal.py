@@ -194,7 +194,7 @@ async def test_a_call_and_its_sequences_end_after_their_tokens() -> None:
         writer.end_call(RequestId("c"), CallStatus.ENDED)
         later = writer.open_call(replace(new_call(), id=RequestId("later")))
         assert later is not None
-        await later.wait()
+        assert await later.wait(30.0)
         part, record = await _seen(store, sequence)
         call = await store.inner.get_call(RequestId("c"))
         assert record is not None

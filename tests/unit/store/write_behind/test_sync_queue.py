@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.domain.errors import Broken
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
-from baton.domain.request import OutputToken, TokenLogprobs
+from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.journal_buffer import MAX_ENTRY_TOKENS, JournalBuffer
 from baton.store.write_behind.record_sync import RecordSync
@@ -117,6 +120,38 @@ def test_buffered_logprobs_count_as_tokens() -> None:
     known = TokenLogprobs(-1.0, ((1, -1.0), (2, -2.0)))
     journal.append([OutputToken(0, 1), OutputToken(1, 1, known)], num_cached_tokens=0, finish=None, failure_code="")
     assert journal.num_buffered == 5
+
+
+_JOURNAL_STEPS = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, 4), st.booleans()),
+    st.tuples(st.just("mark_written"), st.integers(0, 12), st.booleans()),
+    st.sampled_from([("mark_end_stored",), ("rewind",), ("close",)]),
+)
+
+
+@given(st.lists(_JOURNAL_STEPS, max_size=12))
+def test_a_journal_is_due_while_it_has_news(steps: list[tuple[Any, ...]]) -> None:
+    journal, num_tokens = JournalBuffer(), 0
+    for name, *given_values in steps:
+        if name == "append":
+            added, ends = given_values
+            finish = FinishReason.STOP if ends else None
+            end = num_tokens + added
+            journal.append(tokens(num_tokens, end), num_cached_tokens=0, finish=finish, failure_code="")
+            num_tokens = journal.first + len(journal.tokens)
+        elif name == "mark_written":
+            journal.mark_written(min(given_values[0], len(journal.tokens)), ends=given_values[1] and journal.ended)
+        else:
+            getattr(journal, name)()
+        has_news = len(journal.tokens) > journal.num_written or (journal.ended and not journal.end_written)
+        assert journal.due == (has_news and not journal.closed)
+
+
+def test_a_part_of_an_append_that_leaves_a_gap_is_due() -> None:
+    journal = JournalBuffer()
+    with pytest.raises(Broken, match="cannot take token 5"):
+        journal.append([*tokens(0, 1), *tokens(5, 6)], num_cached_tokens=0, finish=None, failure_code="")
+    assert journal.due
 
 
 def test_a_journal_refuses_a_gap() -> None:
