@@ -62,6 +62,10 @@ class Liveness:
             return True
         return incarnation in self._seen_at and now < max(self._grace_until, self._excused_until.get(incarnation, 0.0))
 
+    def is_announced(self, incarnation: Incarnation) -> bool:
+        """True if the last reading had the process: then it is present until the next one, whatever the time."""
+        return incarnation in self._announced
+
     def is_gone(self, incarnation: Incarnation, now: float) -> bool:
         """True if the process was never seen, or has been absent for `grace_s`."""
         if incarnation in self._announced:

@@ -65,8 +65,17 @@ def page_keys(
     """Keys of all full pages of `tokens`, in order. `known`: those of its first pages, which are not computed again."""
     keys = list(known)
     parent = keys[-1] if keys else root_key(salt)
-    for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
-        end = start + page_size
-        parent = next_key(parent, tokens[start:end], page_extras(start, end, media) if media else b"")
-        keys.append(parent)
+    begin, last = len(keys) * page_size, len(tokens) - page_size
+    if media:
+        for start in range(begin, last + 1, page_size):
+            end = start + page_size
+            parent = next_key(parent, tokens[start:end], page_extras(start, end, media))
+            keys.append(parent)
+    elif begin <= last:  # as `next_key`, of tokens that are packed once
+        num_tokens = (last - begin) // page_size * page_size + page_size
+        packed = memoryview(array("I", tokens[begin : begin + num_tokens]))
+        for start in range(0, num_tokens, page_size):
+            page = packed[start : start + page_size]
+            parent = PageKey(blake2b(page, key=parent, digest_size=KEY_BYTES).digest())
+            keys.append(parent)
     return keys

@@ -22,6 +22,7 @@ from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.domain.timing.prompt_cost import CostBasis
 from baton.telemetry import metrics
+from baton.telemetry.fast.fast_counter import FastCounter
 from baton.telemetry.request_trace import Outcome
 from baton.telemetry.series.vllm_series import VllmSeries
 
@@ -42,7 +43,7 @@ def start_series(version: str, role: str, model: str, *, vllm_names: bool = Fals
         counter.labels(*values)
 
 
-def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
+def _router_series() -> Iterable[tuple[Counter | FastCounter, tuple[str, ...]]]:
     for failure in FailedConstraint:
         yield metrics.CONSTRAINT_FAILURES_TOTAL, (failure.value,)
     refused, lost = _codes(Refused), _codes(Interrupted)
@@ -71,7 +72,7 @@ def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
         yield metrics.TAKEOVERS_TOTAL, (cause,)
 
 
-def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
+def _worker_series(role: str) -> Iterable[tuple[Counter | FastCounter, tuple[str, ...]]]:
     for failure in FailedConstraint:
         yield metrics.CONSTRAINT_FAILURES_TOTAL, (failure.value,)
     yield metrics.PROMPT_TOKENS_TOTAL, (role,)

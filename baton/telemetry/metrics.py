@@ -1,7 +1,7 @@
 """Declares every metric of every service, but those of sessions. `docs/metrics.md` is generated from both.
 
 A metric with labels has no series until a label set is used (`known_series` starts those known in advance). Counters
-and gauges may be changed from any thread.
+and gauges may be changed from any thread, but for the fast ones, which a router's event loop changes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 
+from baton.telemetry.fast.fast_counter import FastCounter
 from baton.telemetry.fast_histogram import FastHistogram
 from baton.telemetry.registry import COUNT_BUCKETS, LATENCY_BUCKETS_S, LENGTH_BUCKETS, STEP_BUCKETS_S
 from baton.telemetry.registry import REGISTRY as REGISTRY
@@ -19,10 +20,10 @@ from baton.telemetry.series import session_series
 
 # --- requests (router) ---
 REQUESTS_IN_STATE = Gauge("baton_requests_in_state", "Requests by current state.", ["state"], registry=REGISTRY)
-REQUESTS_TOTAL = Counter(
+REQUESTS_TOTAL = FastCounter(
     "baton_requests", "Requests that ended, by outcome and error code.", ["outcome", "code"], registry=REGISTRY
 )
-ADMISSION_TOTAL = Counter(
+ADMISSION_TOTAL = FastCounter(
     "baton_admission", "Admission decisions.", ["decision", "reason", "tenant"], registry=REGISTRY
 )
 QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests in the admission queue.", registry=REGISTRY)
@@ -41,8 +42,12 @@ WORKERS_LOST_TOTAL = Counter(
     registry=REGISTRY,
 )
 OPEN_LINK_BREAKERS = Gauge("baton_open_link_breakers", "Links whose breaker is not closed here.", registry=REGISTRY)
-PLACEMENTS_TOTAL = Counter("baton_placements", "Pairs chosen, by what told their cost.", ["basis"], registry=REGISTRY)
-EARLY_PREFILLS_TOTAL = Counter("baton_early_prefills", "Begun beside a reservation.", ["outcome"], registry=REGISTRY)
+PLACEMENTS_TOTAL = FastCounter(
+    "baton_placements", "Pairs chosen, by what told their cost.", ["basis"], registry=REGISTRY
+)
+EARLY_PREFILLS_TOTAL = FastCounter(
+    "baton_early_prefills", "Begun beside a reservation.", ["outcome"], registry=REGISTRY
+)
 RETRIES_TOTAL = Counter(
     "baton_retries", "Attempts lost and retried.", ["phase", "reason", "outcome"], registry=REGISTRY
 )
@@ -60,7 +65,7 @@ UNREAD_BYTES = Gauge(
 HUNG_UP_CLIENTS_TOTAL = Counter(
     "baton_hung_up_clients", "Connections that the router closed because the client did not read.", registry=REGISTRY
 )
-HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
+HTTP_RESPONSES_TOTAL = FastCounter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
 HTTP_REQUEST_SECONDS = FastHistogram(
     "baton_http_request_seconds", "To the last byte sent.", ["route"], buckets=LATENCY_BUCKETS_S, registry=REGISTRY
 )
@@ -70,10 +75,11 @@ UNKNOWN_FIELDS_TOTAL = Counter(
 INDEX_GAP_TOTAL = Counter(
     "baton_index_gap", "Gaps in the cache events of workers, each made up for by a snapshot.", registry=REGISTRY
 )
-INDEX_ERROR = Histogram(
+INDEX_ERROR = FastHistogram(
     "baton_index_error",
     "Prompt tokens by which the index of cached pages differed from what prefill then found in its cache.",
-    buckets=(0, 16, 64, 256, 1024, 4096, 16384, 65536),
+    (),
+    buckets=(0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0),
     registry=REGISTRY,
 )
 
@@ -120,13 +126,13 @@ E2E_SECONDS = FastHistogram(
 )
 
 # --- tenants (router, from `series.tenant_series` only) ---
-TENANT_REQUESTS_TOTAL = Counter(
+TENANT_REQUESTS_TOTAL = FastCounter(
     "baton_tenant_requests",
     "Requests that ended, by tenant; those beyond 100 tenants as `other`.",
     ["tenant", "outcome"],
     registry=REGISTRY,
 )
-TENANT_TOKENS_TOTAL = Counter(
+TENANT_TOKENS_TOTAL = FastCounter(
     "baton_tenant_tokens",
     "Tokens of requests that ended, by tenant and kind: prompt, cached (a part of it), output.",
     ["tenant", "kind"],
@@ -384,7 +390,7 @@ def render(accept: str = "", registry: CollectorRegistry = REGISTRY) -> tuple[by
     return encode(registry), content_type
 
 
-def declared() -> list[MetricWrapperBase | FastHistogram]:
+def declared() -> list[MetricWrapperBase | FastHistogram | FastCounter]:
     """Every metric of this file and of `session_series`, in order; the documentation is generated from it."""
     values: list[Any] = [*globals().values(), *vars(session_series).values()]
-    return [value for value in values if isinstance(value, MetricWrapperBase | FastHistogram)]
+    return [value for value in values if isinstance(value, MetricWrapperBase | FastHistogram | FastCounter)]

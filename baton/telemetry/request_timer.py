@@ -34,6 +34,7 @@ MAX_EXEMPLAR_CHARS = 64
 """Of one label; OpenMetrics allows 128 characters for all names and values together."""
 
 _requests_total = cache(metrics.REQUESTS_TOTAL.labels)  # the metric keeps its children, too
+_FINISHED = Outcome.FINISHED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +199,12 @@ class RequestTimer:
         known = trace.stages if len(self.sequences) == 1 and trace.outcome is Outcome.FINISHED else ()
         for sequence in self.sequences:
             if sequence.finish_reason:
-                _requests_total(Outcome.FINISHED.value, sequence.finish_reason).inc()
+                _requests_total(_FINISHED, sequence.finish_reason).inc()
                 sequence.record_latencies(exemplar, known)
             else:
-                _requests_total(trace.outcome.value, trace.code).inc()
+                _requests_total(trace.outcome._value_, trace.code).inc()
         if not self.sequences:
-            _requests_total(trace.outcome.value, trace.code).inc()
+            _requests_total(trace.outcome._value_, trace.code).inc()
 
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:

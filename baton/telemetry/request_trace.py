@@ -156,7 +156,7 @@ class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def num_attempts(self) -> int:
         """Attempts of all sequences."""
-        return sum(sequence.num_attempts for sequence in self.sequences)
+        return sum([sequence.num_attempts for sequence in self.sequences])
 
     @property
     def last_attempt(self) -> AttemptTrace | None:

@@ -187,14 +187,14 @@ class SequenceTimer:
 
         A stage without a stamp lends its time to the next one. An unfinished sequence ends in its current stage.
         """
-        us, end_us, stamps = self.request.us, self.request.us(end_s), self._stamps
+        us, end_us, stamps, arrived_s = self.request.us, self.request.us(end_s), self._stamps, self.request.arrived_s
         first_us = end_us if self.first_s is None else min(us(self.first_s), end_us)
         attempt = self._first_attempt or self._attempt
         parts: list[StageTime] = []
         before = 0
         own = [(stage, stamps[stage]) for stage in _BEFORE_TOKEN if stage in stamps]
         for stage, at_s in (*self.request.stamps.items(), *own):
-            at_us = us(at_s)
+            at_us = round(1e6 * (at_s - arrived_s))  # as `us`
             at_us = first_us if at_us > first_us else at_us if at_us > before else before
             if stage is _PREFILL or stage is _DISPATCH:
                 before = _append_cut(parts, stage, before, at_us, attempt)

@@ -173,7 +173,7 @@ def response_headers(request: ValidRequest, durability: Durability) -> dict[str,
         "x-baton-durable": "true" if durability.survives_restart else "false",
         **(unknown_fields_header(request.unknown_fields) if request.unknown_fields else {}),
     }
-    return headers if durability is Durability.NONE else headers | {"x-baton-durable-scope": durability.value}
+    return headers if durability is Durability.NONE else headers | {"x-baton-durable-scope": durability._value_}
 
 
 def _finished_choice(index: int, events: list[TokenEvent]) -> FinishedChoice:

@@ -9,7 +9,7 @@ One handler turns errors into responses. Knows texts and the `Dispatcher`; not w
 from __future__ import annotations
 
 import difflib
-import secrets
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -79,6 +79,9 @@ EXPOSED_HEADERS = (
     "retry-after", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens",
 )  # fmt: skip
 """Headers that a page of another origin may read."""
+
+ID_BYTES, SEED_BYTES = 12, 8
+"""Random bytes of a request's id, and of its seed."""
 
 MAX_BODIES = 16
 """Bodies of the largest size that may be read and parsed at once; more if they are smaller."""
@@ -259,11 +262,13 @@ class _Endpoints:
     async def _read(self, request: Request, timer: RequestTimer) -> tuple[RawRequest, ParsedRequest]:
         """Reads and parses the body. Ends the timer if the request is refused."""
         origin = timer.origin
-        id = RequestId(f"{ID_PREFIXES[origin.endpoint]}-{secrets.token_hex(12)}")
+        drawn = os.urandom(ID_BYTES + SEED_BYTES)
+        id = RequestId(f"{ID_PREFIXES[origin.endpoint]}-{drawn[:ID_BYTES].hex()}")
         timer.id = id
         try:
             private = not self._limits.store_prompts or _wants_no_store(request)
-            metadata = RequestMetadata(id, int(time.time()), secrets.randbits(63), origin.tenant, private)
+            seed = int.from_bytes(drawn[ID_BYTES:], "little") >> 1  # 63 bits
+            metadata = RequestMetadata(id, int(time.time()), seed, origin.tenant, private)
             timer.private = private
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)

@@ -43,7 +43,7 @@ class ForgetsWhereItBegan(TokenDispatcher):
 
 
 def num_early(outcome: str) -> float:
-    return float(EARLY_PREFILLS_TOTAL.labels(outcome)._value.get())
+    return EARLY_PREFILLS_TOTAL.labels(outcome).value
 
 
 def test_early_prompts_get_room_find_none_and_end_otherwise():

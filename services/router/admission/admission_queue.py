@@ -103,7 +103,10 @@ class AdmissionQueue:
 
     def refuse_if_full(self, spec: SlotSpec, now: float, deadline_s: float = math.inf) -> None:
         """Raises `Overloaded` if the request cannot be admitted now. `deadline_s`: the time that it has."""
-        spec = self._clamped(spec)
+        self._refuse_if_full(self._clamped(spec), now, deadline_s)
+
+    def _refuse_if_full(self, spec: SlotSpec, now: float, deadline_s: float) -> None:
+        """`spec`: clamped."""
         if self._starts_at_once(spec):
             return
         ttft_s = self.ttft_s(spec, now)
@@ -119,10 +122,14 @@ class AdmissionQueue:
         """Returns a slot, running or waiting. Raises `Overloaded`, unless `force`. Then call `shed`."""
         spec = self._clamped(spec)
         if not force:
-            self.refuse_if_full(spec, now, deadline_s)
+            self._refuse_if_full(spec, now, deadline_s)
         slot = Slot(spec, order_of(spec.priority, now), force)
-        self._fair_queue.push(slot, now)
-        self._start_next(now)
+        if not self.num_waiting and self._starts_at_once(spec):
+            self._fair_queue.start(slot, now)
+            self._begin(slot, now)
+        else:
+            self._fair_queue.push(slot, now)
+            self._start_next(now)
         return slot
 
     def shed(self, now: float) -> list[Slot]:
@@ -204,15 +211,19 @@ class AdmissionQueue:
     def _start_next(self, now: float) -> list[Slot]:
         started: list[Slot] = []
         while len(self._running) < self._num_places and (slot := self._fair_queue.pop()) is not None:
-            self._running.add(slot)
-            if slot.started_at is None:
-                slot.started_at, slot.suspended_at = now, None
-                expected_output = (slot.expected_charge - slot.spec.num_tokens) / OUTPUT_CHARGE
-                self._wait_estimator.on_start(now, expected_output)
-            else:
-                self._wait_estimator.on_resume(slot.start_again(now))
+            self._begin(slot, now)
             started.append(slot)
         return started
+
+    def _begin(self, slot: Slot, now: float) -> None:
+        """Gives its place to a slot that has left the queue."""
+        self._running.add(slot)
+        if slot.started_at is None:
+            slot.started_at, slot.suspended_at = now, None
+            expected_output = (slot.expected_charge - slot.spec.num_tokens) / OUTPUT_CHARGE
+            self._wait_estimator.on_start(now, expected_output)
+        else:
+            self._wait_estimator.on_resume(slot.start_again(now))
 
     def _wait_s(self, spec: SlotSpec, now: float) -> float:
         """Time until the request gets its slot, which it must wait for."""

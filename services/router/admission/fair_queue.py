@@ -123,10 +123,15 @@ class FairQueue:
 
     def push(self, slot: Slot, now: float) -> None:
         """Adds a waiting slot, and lifts a tenant that had none."""
-        slot.expected_charge = self.expected_charge(slot.spec)
-        self.tenant(slot.spec.tenant).add_arrival(slot.expected_charge, now)
-        self._mean_prompt_tokens = _smoothed(self._mean_prompt_tokens, slot.spec.num_tokens)
+        self._count_arrival(slot, now)
         self._insert(slot)
+
+    def start(self, slot: Slot, now: float) -> None:
+        """As `push` and then `pop`, of a slot that need not wait: no other one waits, and its tenant is not capped."""
+        tenant = self._count_arrival(slot, now)
+        tenant.service = self._floor = max(tenant.service, self._floor)
+        tenant.running.add(slot)
+        self.charge(slot, float(slot.spec.num_tokens))
 
     def suspend(self, slot: Slot) -> None:
         """Takes out a slot that runs or waits, until `resume` or `discard`."""
@@ -231,6 +236,14 @@ class FairQueue:
         if not tenant.waiting and arrival_rate:
             service = max(service, self._least_service())  # its next request lifts it
         return Backlog(work, tenant.limits.weight, service, arrival_rate)
+
+    def _count_arrival(self, slot: Slot, now: float) -> TenantQueue:
+        spec = slot.spec
+        slot.expected_charge = self.expected_charge(spec)
+        tenant = self.tenant(spec.tenant)
+        tenant.add_arrival(slot.expected_charge, now)
+        self._mean_prompt_tokens = _smoothed(self._mean_prompt_tokens, spec.num_tokens)
+        return tenant
 
     def _insert(self, slot: Slot) -> None:
         tenant = self.tenant(slot.spec.tenant)

@@ -123,10 +123,11 @@ class AdmissionController:
     def add(self, tracked: TrackedRequest) -> None:
         """Adds an admitted request. It may start at once if its slot runs. Others may have to leave for it."""
         self._tracked[tracked.sequence.id] = self._by_slot[tracked.slot] = tracked
-        if tracked.slot.started_at is not None:
-            self._grant(tracked)
         self._empty.clear()
-        self._wake(self.queue.shed(asyncio.get_running_loop().time()))
+        if tracked.slot.started_at is not None:
+            self._grant(tracked)  # the queue is as it was
+        else:
+            self._wake(self.queue.shed(asyncio.get_running_loop().time()))
 
     def take(self, admitted: AdmittedRequest) -> TrackedRequest | None:
         """Returns the request of `admitted` once; None after that."""
@@ -138,7 +139,9 @@ class AdmissionController:
 
     def leave(self, tracked: TrackedRequest) -> None:
         """Frees the slot and starts the next request. The workers are done; the client may still read. Idempotent."""
-        self._wake(self.queue.release(tracked.slot, asyncio.get_running_loop().time()))
+        if not tracked.has_left:
+            tracked.has_left = True
+            self._wake(self.queue.release(tracked.slot, asyncio.get_running_loop().time()))
 
     def release(self, tracked: TrackedRequest) -> None:
         """Frees the slot, in any state, and forgets the request."""

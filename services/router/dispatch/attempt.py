@@ -58,6 +58,8 @@ from baton.telemetry.metrics import INDEX_ERROR
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
+_observe_index_error = INDEX_ERROR.labels().observe
+
 _Read = decode_pb2.GenerateEvent | session_pb2.Joined | session_pb2.TokenRow | TokenChunk | None
 """An event of decode, by its call or in a session, or a row's chunk; None at the end of the stream."""
 
@@ -269,7 +271,7 @@ class Attempt:
             self._workers.on_answer(self._pair.prefill)
         self._first = token.index, token.token
         num_predicted = 0 if self._prefill is None else self._prefill.num_predicted
-        INDEX_ERROR.observe(abs(num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
+        _observe_index_error(abs(num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins

@@ -297,7 +297,8 @@ class TokenDispatcher:
     async def _reserve(self, tracked: TrackedRequest) -> PairReservation:
         request, fingerprint, reservation = tracked.engine_request(), tracked.required_fingerprint, None
         while reservation is None:
-            await self._admission.wait_for_model(tracked)
+            if fingerprint:
+                await self._admission.wait_for_model(tracked)
             try:
                 reservation = await self._reserver.reserve(
                     request, tracked.avoided, tracked.deadline, fingerprint, tracked.metadata,

@@ -6,6 +6,7 @@ worker that was idle at the first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +61,14 @@ class InFlight:
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
         """Returns `record` with the recent attempts added to its load."""
         self._forget_old(now)
+        return self._adjusted(record)
+
+    def adjust_all(self, records: Iterable[WorkerRecord], now: float) -> list[WorkerRecord]:
+        """As `adjust`, of several."""
+        self._forget_old(now)
+        return [self._adjusted(record) for record in records]
+
+    def _adjusted(self, record: WorkerRecord) -> WorkerRecord:
         total = self._totals.get(record.incarnation)
         if total is None:
             return record

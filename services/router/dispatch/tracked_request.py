@@ -13,7 +13,7 @@ from functools import partial
 
 from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, SentBack, Superseded
 from baton.domain.ids import Incarnation
-from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, advance
+from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
 from baton.rpc.request_metadata import request_metadata
 from baton.services.router.admission.slot import Slot
@@ -56,6 +56,7 @@ class TrackedRequest:
         self.timer = timer
         self.granted = asyncio.Event()
         self.taken = False  # run, or released
+        self.has_left = False  # its slot is free again
         self.avoided = Avoided()
         self.last_error: Interrupted | None = None
         self.refused = False  # by a worker, with an error that the router has ruled out
@@ -264,9 +265,8 @@ class TrackedRequest:
         self._records.write_tokens(self.id, tokens, num_cached_tokens=cached, finish=finish, failure_code=failure_code)
 
     def _advance(self, event: RequestEvent, failure_code: str = "", fingerprint: str = "") -> None:
-        before, self.state = self.state, advance(self.state, event)
-        num_emitted = len(self._emitted)
-        self._records.advance(
+        before, num_emitted = self.state, len(self._emitted)
+        self.state = self._records.advance(
             self.id, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
         )
         _NUM_IN_STATE[before] -= 1

@@ -34,13 +34,13 @@ from baton.services.router.dispatch.media.encoder_choice import has_tower, makes
 from baton.services.router.dispatch.media.encoder_mismatch import MismatchLog, mismatch_note
 from baton.services.router.dispatch.placement.absence import WorkerAbsence
 from baton.services.router.dispatch.placement.choice import choose_pair
+from baton.services.router.dispatch.placement.eligible import EligibleWorkers
 from baton.services.router.dispatch.placement.pair import (
     LinkedPairs,
     Pair,
     capacity_tokens,
     kernels_note,
     linked_pairs,
-    placeable,
 )
 from baton.services.router.dispatch.placement.policy import BY_CACHE, PlacementRules
 from baton.services.router.dispatch.placement.query import PlacementQuery
@@ -96,6 +96,7 @@ class WorkerSet:
         self._now = clock
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._liveness = Liveness(limits.worker_ttl_s)
+        self._eligible = EligibleWorkers(self._records, self._liveness, worker_filter, limits.max_step_age_s)
         self._series = WorkerSeries(worker_filter.model, limits.worker_ttl_s)
         self._unread = "starting: the state store has not answered yet"
         self._refused = set[tuple[str, WorkerId]]()  # of the last reading, with the reasons
@@ -136,12 +137,11 @@ class WorkerSet:
 
     def readiness(self) -> tuple[bool, str]:
         """Returns True when a linked pair takes requests, and a description of what is there or missing."""
-        pairs = self._eligible_pairs()
+        pairs, ready = self._eligible_pairs(), self._eligible.all(self._now())
         if pairs:
-            ready = [one for one in self._records.values() if self._eligible(one)]
             return True, f"{len(pairs)} linked prefill/decode pairs{kernels_note(ready)}{mismatch_note(ready)}"
-        eligible = [one.role for one in self._records.values() if self._eligible(one)]
-        counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in (WorkerRole.PREFILL, WorkerRole.DECODE))
+        roles = [one.role for one in ready]
+        counts = ", ".join(f"{roles.count(role)} {role.value}" for role in (WorkerRole.PREFILL, WorkerRole.DECODE))
         others = self._filter.strangers_note(self.records)
         refused = "".join(f"; {why}" for why, _ in sorted(self._refused))
         unread = f"; {self._unread}" if self._unread else ""
@@ -149,17 +149,14 @@ class WorkerSet:
 
     def num_ready(self) -> int:
         """Counts the workers that take requests."""
-        return sum(self._eligible(record) for record in self._records.values())
+        return len(self._eligible.all(self._now()))
 
     def max_request_tokens(self) -> int | None:
         """Most tokens, prompt and output, that a pair can hold; None without a linked pair."""
         return max(map(capacity_tokens, self._eligible_pairs()), default=None)
 
     def max_rows(self, context_tokens: float = 0.0) -> int | None:
-        """Rows of all decode workers with a link, as far as `max_tpot_s` allows; None without a linked pair.
-
-        `context_tokens`: those of a row that may come.
-        """
+        """Rows of all linked decode workers, within `max_tpot_s` for rows of `context_tokens`; None without a pair."""
         most = self._limits.max_tpot_s
         decodes = {pair.decode.incarnation: pair.decode for pair in self._eligible_pairs()}
         return sum(within_tpot(one, most, context_tokens).budgets.rows for one in decodes.values()) if decodes else None
@@ -183,7 +180,7 @@ class WorkerSet:
         return [one for one in self._makers(prefill) if self.absence(one) is WorkerAbsence.NONE]
 
     def _makers(self, prefill: WorkerRecord) -> list[WorkerRecord]:
-        return [one for one in self._records.values() if makes_embeddings(one, prefill) and self._eligible(one)]
+        return [one for one in self._eligible.all(self._now()) if makes_embeddings(one, prefill)]
 
     def add_listener(self, on_refresh: Callable[[], None]) -> None:
         """Calls `on_refresh` after every read of the registry."""
@@ -196,9 +193,12 @@ class WorkerSet:
     def choose(self, query: PlacementQuery) -> Pair | None:
         """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
         now, suspicions, most = self._now(), self.suspicions, self._limits.max_tpot_s
-        able = [r for r in self._records.values() if self._eligible(r) and not suspicions.holds(r.incarnation, now)]
-        loaded = {r.incarnation: self._in_flight.adjust(within_tpot(r, most, query.num_tokens), now) for r in able}
-        links = (pair.incarnations for pair in self._pairs.of(able))
+        able = self._eligible.all(now)
+        if suspicions.any:
+            able = [one for one in able if not suspicions.holds(one.incarnation, now)]
+        bounded = able if most == math.inf else [within_tpot(one, most, query.num_tokens) for one in able]
+        loaded = {one.incarnation: one for one in self._in_flight.adjust_all(bounded, now)}
+        links = [pair.incarnations for pair in self._pairs.of(able)]
         pairs = [Pair(loaded[a], loaded[b]) for a, b in links if self._link_breakers.allows((a, b), now)]
         if query.processor:
             pairs = [pair for pair in pairs if has_tower(pair.prefill) or self.encode_workers(pair.prefill)]
@@ -341,6 +341,7 @@ class WorkerSet:
         self._unread = f"waiting for the state store: {error}"
         log.warning("registry_unavailable", reason=str(error))
         self._liveness.observe_outage(self._now())
+        self._eligible.changed()
 
     async def _update(self, announced: list[WorkerRecord]) -> None:
         now = self._now()
@@ -349,6 +350,7 @@ class WorkerSet:
         self._note_refused([record for record, is_good in checked if not is_good])
         numbers = {record.incarnation: record.announcement for record in accepted}
         self._liveness.observe(numbers.keys(), now, numbers)
+        self._eligible.changed()
         self._series.observe(accepted, now)
         current = {record.id: record.incarnation for record in accepted}
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
@@ -359,6 +361,7 @@ class WorkerSet:
             self._records[record.incarnation] = record
             if record.load.step_age_s > self._limits.max_step_age_s:
                 self._notify_watchers(record.incarnation)
+        self._eligible.changed()
         self._verifier.retain(self._records.keys())
         if self.worker_sessions is not None:
             self.worker_sessions.follow(self.served())
@@ -381,6 +384,7 @@ class WorkerSet:
         self._liveness.forget(record.incarnation)
         self.suspicions.forget(record.incarnation)
         self._records.pop(record.incarnation, None)
+        self._eligible.changed()
         self.known_pages.retain(frozenset(self._records))
         self._notify_watchers(record.incarnation)
 
@@ -389,11 +393,7 @@ class WorkerSet:
             on_lost()
 
     def _eligible_pairs(self) -> list[Pair]:
-        return self._pairs.of(record for record in self._records.values() if self._eligible(record))
-
-    def _eligible(self, record: WorkerRecord) -> bool:
-        is_present = self._liveness.is_present(record.incarnation, self._now())
-        return is_present and self._filter.serves(record) and placeable(record, self._limits.max_step_age_s)
+        return self._pairs.of(self._eligible.all(self._now()))
 
 
 def _log_fields(id: AttemptId | None) -> dict[str, str | int]:

@@ -5,8 +5,8 @@ A body counts from the arrival of its bytes until its request is parsed. Then th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from baton.domain.errors import Overloaded
 
@@ -28,19 +28,36 @@ class BodyBudget:
         """Bytes held now."""
         return self._num_bytes
 
-    @contextmanager
-    def track(self) -> Iterator[CountBytes]:
+    def track(self) -> AbstractContextManager[CountBytes]:
         """Counts one body; its bytes are released at the end of the block."""
-        held = 0
+        return _HeldBody(self)
 
-        def count_bytes(num_bytes: int) -> None:
-            nonlocal held
-            if self._num_bytes + num_bytes > self._max_bytes:
-                raise Overloaded("too many bodies are being read", retry_after_s=RETRY_AFTER_S)
-            self._num_bytes += num_bytes
-            held += num_bytes
+    def hold(self, num_bytes: int) -> None:
+        """Takes bytes of the budget. Raises `Overloaded` when it is exhausted."""
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise Overloaded("too many bodies are being read", retry_after_s=RETRY_AFTER_S)
+        self._num_bytes += num_bytes
 
-        try:
-            yield count_bytes
-        finally:
-            self._num_bytes -= held
+    def release(self, num_bytes: int) -> None:
+        """Gives bytes back."""
+        self._num_bytes -= num_bytes
+
+
+class _HeldBody:
+    """The bytes of one body. No generator: each request has one."""
+
+    __slots__ = ("_budget", "_num_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def __enter__(self) -> CountBytes:
+        return self._count
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.release(self._num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._budget.hold(num_bytes)
+        self._num_bytes += num_bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -54,7 +54,8 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         arrived_s = time.perf_counter()
-        request_id = _UNWANTED.sub("", header(scope, b"x-request-id"))[:MAX_REQUEST_ID_CHARS] or new_request_id()
+        given = header(scope, b"x-request-id")
+        request_id = (given and _UNWANTED.sub("", given)[:MAX_REQUEST_ID_CHARS]) or new_request_id()
         context = read_trace_context(request_id, header(scope, b"traceparent"))
         scope.setdefault("state", {})[_STATE] = context
         started, path = False, "none"
@@ -101,4 +102,4 @@ def trace_context_of(connection: HTTPConnection) -> TraceContext:
 
 def new_request_id() -> str:
     """A random id, for clients that send none."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()

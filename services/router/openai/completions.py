@@ -58,7 +58,7 @@ class CompletionResponseBuilder:
             event.choice,
             echo + event.text,
             logprobs,
-            None if event.finish is None else event.finish.value,
+            None if event.finish is None else event.finish._value_,  # `value` is two Python calls
             UNSET if not request.return_token_ids else [] if token is None else [token.token],
             UNSET
             if event.finish is None

@@ -227,7 +227,7 @@ class SseStream:
             if event.token is not None:
                 self._timers[choice].token(time.monotonic())
             if event.finish is not None:
-                self._timers[choice].finish(event.finish.value)
+                self._timers[choice].finish(event.finish._value_)
         if stream.counts[choice] <= self._after.counts[choice]:
             return b""
         return b"id: %b\n%b" % (self._event_id(), line) if self._with_ids else line

@@ -47,10 +47,10 @@ def choose_pair(
     `number`: of this placement; by it equals take turns. Those of an affinity have their own turn, so that all routers
     begin with one pair.
     """
-    able, hits = [pair for pair in pairs if _can_take(pair, query)], _HitIndex(query, index, policies)
-    if not able:
-        return None
-    by_cache = policies is BY_CACHE or policies == BY_CACHE
+    able = [pair for pair in pairs if _can_take(pair, query)]
+    if len(able) < 2:
+        return able[0] if able else None
+    by_cache, hits = policies is BY_CACHE or policies == BY_CACHE, _HitIndex(query, index, policies)
     token_s = token_seconds([pair.prefill for pair in able])
     ranks = [_rank(pair, query, hits) for pair in able]
     best_rank = min(ranks)

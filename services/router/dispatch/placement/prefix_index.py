@@ -27,8 +27,11 @@ class PrefixIndex:
     def add(self, holder: Incarnation, keys: Sequence[PageKey]) -> None:
         """Records that `holder` has the pages of `keys`, which are in chain order."""
         for key in reversed(keys):  # the chain's root ends up the most recently used: it is the last to be forgotten
-            held = self._holders.pop(key, _NOBODY)
-            self._holders[key] = held if holder in held else held | {holder}
+            held = self._holders.get(key)
+            if held is not None:
+                self._holders.move_to_end(key)
+            if held is None or holder not in held:
+                self._holders[key] = (held or _NOBODY) | {holder}
         while len(self._holders) > self._max_keys:
             self._holders.popitem(last=False)
 

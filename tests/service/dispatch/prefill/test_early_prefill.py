@@ -39,7 +39,7 @@ BUSY = (ScriptedAction(Phase.RESERVE, Busy(60.0)),)
 
 
 def num_early(outcome: str) -> float:
-    return float(EARLY_PREFILLS_TOTAL.labels(outcome)._value.get())
+    return EARLY_PREFILLS_TOTAL.labels(outcome).value
 
 
 class CountingDecode(MockDecode):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.services.router.admission.fair_queue import FairQueue
 from baton.services.router.admission.slot import Slot, SlotSpec, order_of
@@ -66,6 +71,30 @@ def test_capacity_that_was_idle_is_not_held_against_a_tenant():
         pushed(queue, "b", at=100.0 + n)
         pushed(queue, "a", at=100.0 + n)
     assert tenants_in_order(queue, 10).count("a") == 5
+
+
+def state(queue: FairQueue) -> object:
+    tenants = {name: dataclasses.asdict(replace(tenant, running=set())) for name, tenant in queue.tenants()}
+    sums = queue.num_bytes, queue.num_tokens, len(queue), queue.mean_prompt_tokens, queue.total_weight()
+    return tenants, sums, queue._floor
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.booleans()), max_size=20))
+def test_a_slot_that_starts_at_once_counts_as_one_that_waited(steps: list[tuple[str, int, bool]]):
+    table = TenantTable(by_name={"a": TenantLimits(weight=2.0)})
+    waited, started = FairQueue(table), FairQueue(table)
+    for number, (tenant, num_tokens, leaves) in enumerate(steps):
+        at = float(number)
+        one = pushed(waited, tenant, at, num_tokens=num_tokens)
+        assert waited.pop() is one
+        other = Slot(SlotSpec(tenant, num_tokens, 1, 0), order_of(0, at))
+        started.start(other, at)
+        assert (one.charged, one.expected_charge) == (other.charged, other.expected_charge)
+        for queue, slot in ((waited, one), (started, other)):
+            assert slot in queue.tenant(tenant).running
+            if leaves:
+                queue.leave(slot)
+        assert state(waited) == state(started)
 
 
 def test_a_higher_priority_starts_first_within_its_tenant_only():

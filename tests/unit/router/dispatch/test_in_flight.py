@@ -54,6 +54,16 @@ def test_placing_an_attempt_again_moves_it():
     assert in_flight.adjust(decode(1), now=1.5).load.running_rows == 1
 
 
+def test_several_workers_are_adjusted_as_each_alone():
+    in_flight = InFlight(window_s=1.0)
+    in_flight.add(attempt("old"), PAIR, 7, now=0.0)
+    in_flight.add(attempt("a"), PAIR, 10, now=0.9)
+    workers = [PAIR.prefill, PAIR.decode, prefill(1)]
+    adjusted = in_flight.adjust_all(workers, now=1.5)
+    assert adjusted == [in_flight.adjust(worker, now=1.5) for worker in workers]
+    assert adjusted[0].load.waiting_tokens == 5 + 10
+
+
 def test_a_burst_never_makes_pages_negative():
     in_flight = InFlight(window_s=1.0)
     for number in range(20):

@@ -1,0 +1,1 @@
+"""Metrics that every request adds to."""
