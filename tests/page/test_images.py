@@ -35,7 +35,10 @@ DROP = """([name, type, data, kind, selector, texts]) => {
 HOLD_READS = """() => {
     const own = FileReader.prototype.readAsDataURL;
     window.reads = [];
-    FileReader.prototype.readAsDataURL = function (file) { reads.push(() => own.call(this, file)); };
+    FileReader.prototype.readAsDataURL = function (file) {
+        const isRead = new Promise((done) => this.addEventListener("loadend", () => done()));
+        reads.push(() => { own.call(this, file); return isRead; });
+    };
 }"""
 """Files are read by `READ` only."""
 READ = "() => { for (const read of reads.splice(0)) read(); }"
@@ -153,6 +156,20 @@ async def test_a_question_waits_for_an_image_that_is_read(opened: Opener, image_
     await page.keyboard.press("Enter")
     await expect(page.locator(".bubble.user img")).to_have_count(1)
     await expect(page.get_by_label("Answer 1")).to_have_attribute("aria-busy", "false")
+
+
+async def test_images_keep_their_order_whichever_is_read_first(opened: Opener, image_router: LiveRouter):
+    from playwright.async_api import expect
+
+    page = await open_chat(opened, image_router)
+    await page.evaluate(HOLD_READS)
+    for name in ("a.png", "b.png"):
+        assert await give(page, "drop", name, coloured("red"))
+    await page.evaluate("reads.pop()()")  # returns when it is read
+    await page.evaluate(READ)
+    shown = page.locator(".pictures img")
+    await expect(shown).to_have_count(2)
+    assert [await shown.nth(at).get_attribute("alt") for at in (0, 1)] == ["a.png", "b.png"]
 
 
 async def test_what_no_request_may_have_is_not_read(opened: Opener, image_router: LiveRouter):

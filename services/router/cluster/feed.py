@@ -3,7 +3,8 @@
     no viewer: nothing runs        viewer: snapshot -> frame, event, request, ... -> snapshot (each 15 s) -> ...
 
 A frame holds the parts that changed. A viewer has one slot: one that is slower than the frames gets a snapshot when it
-reads again, which replaces everything it has. One event loop owns it.
+reads again, which replaces everything it has. So does one that joins others, instead of its first frame: what changed
+between its first snapshot and the last frame is in neither, or in both. One event loop owns it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _EncodedParts:
 class _Viewer:
     tenant: str | None
     slot: bytes | None = None
-    behind: bool = True  # needs a snapshot next
+    is_new: bool = True  # its first snapshot was not made with the frames
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -123,9 +124,7 @@ class ClusterFeed:
         self._viewers.add(viewer)
         try:
             self._start()
-            first = self.snapshot(tenant)
-            viewer.behind = False
-            yield named_event(b"snapshot", first)
+            yield named_event(b"snapshot", self.snapshot(tenant))
             while not self._closed:
                 await viewer.wake.wait()
                 viewer.wake.clear()
@@ -173,10 +172,10 @@ class ClusterFeed:
         state.told()
         for viewer in self._viewers:
             message, build = messages[viewer.tenant]
-            if viewer.slot is not None or viewer.behind:
-                message = named_event(b"snapshot", build.snapshot())  # it has missed a frame
+            if viewer.slot is not None or viewer.is_new:
+                message = named_event(b"snapshot", build.snapshot())  # it has missed a frame, or does not know which
             if message:
-                viewer.slot = message
+                viewer.slot, viewer.is_new = message, False
                 viewer.wake.set()
 
     def _build(self, tenant: str | None) -> _EncodedParts:

@@ -51,6 +51,7 @@ export function useImages() {
   const [problem, setProblem] = useState("");
   const [numReading, setNumReading] = useState(0);
   const taken = useRef([]); // files of `images` and those being read: a second drop comes before the first one is drawn
+  const before = useRef(Promise.resolve()); // of files that came before: images keep their order, whichever is read first
   const leave = (file) => { taken.current = taken.current.filter((each) => each !== file); };
   const add = async (files) => {
     const chosen = [];
@@ -62,7 +63,10 @@ export function useImages() {
       chosen.push(file);
     }
     setNumReading((before) => before + chosen.length);
-    const results = await Promise.allSettled(chosen.map(read));
+    const earlier = before.current, reading = Promise.allSettled(chosen.map(read));
+    before.current = earlier.then(() => reading);
+    await earlier;
+    const results = await reading;
     setNumReading((before) => before - chosen.length);
     for (const [index, result] of results.entries()) {
       if (result.status === "fulfilled") { setImages((before) => [...before, result.value]); continue; }

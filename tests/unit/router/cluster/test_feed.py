@@ -128,6 +128,51 @@ async def test_snapshots_and_frames_are_built_once_for_all(source: FakeSource):
     await feed.close()
 
 
+async def test_a_viewer_that_joins_behind_a_frame_misses_nothing(source: FakeSource):
+    """Its first snapshot, shared for an interval, is older than the last frame."""
+    view = ClusterView(ViewIdentity("r", "m", "1"), source, RequestTraces("r", "m"))
+    feed = ClusterFeed(view, interval_s=60.0)  # its task makes no frame in this test
+    async with aclosing(feed.follow(None)) as first:
+        await read(first)
+        frames = feed_module._FeedState(view)
+        feed._send(frames)
+        view.events.add("joined", "good", "told before")
+        feed._send(frames)
+        async with aclosing(feed.follow(None)) as second:
+            assert await shown_after(second, []) == []
+            feed._send(frames)
+            assert await shown_after(second, []) == ["told before"]
+    await feed.close()
+
+
+async def test_a_viewer_that_joins_before_a_frame_is_told_once(source: FakeSource):
+    """Its first snapshot is newer than the last frame."""
+    now, view = [100.0], ClusterView(ViewIdentity("r", "m", "1"), source, RequestTraces("r", "m"))
+    feed = ClusterFeed(view, interval_s=10.0, clock=lambda: now[0])  # nor here
+    async with aclosing(feed.follow(None)) as first:
+        await read(first)
+        frames = feed_module._FeedState(view)
+        feed._send(frames)
+        view.events.add("joined", "good", "in both")
+        now[0] += 10.0
+        async with aclosing(feed.follow(None)) as second:
+            shown = await shown_after(second, [])
+            assert shown == ["in both"]
+            feed._send(frames)
+            assert await shown_after(second, shown) == ["in both"]
+    await feed.close()
+
+
+async def shown_after(messages, shown: list[str]) -> list[str]:
+    """Texts of the events that a page shows after the next message."""
+    for kind, content in await read(messages):
+        if kind == "snapshot":
+            shown = [event["text"] for event in content["events"]]
+        elif kind == "event":
+            shown = [*shown, content["text"]]
+    return shown
+
+
 async def test_frames_are_made_only_for_viewers(feed: ClusterFeed):
     assert not feed.running
     async with aclosing(feed.follow(None)) as viewer:
