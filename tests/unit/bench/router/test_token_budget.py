@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,8 @@ MAX_TASKS = 0.1
 """By time, too: 0.04 to 0.05 on a busy machine. A task a token would add 1."""
 MAX_TIMERS = {1: 0.95, 8: 0.6}
 """By time: heartbeats and flushes of the longer run, more on a busy machine. A timer a token would add 1."""
+MAX_TRIES = 3
+"""A busy machine only adds work, that which comes by time: then it is counted again."""
 
 
 async def a_generator():
@@ -54,15 +57,29 @@ def test_the_work_of_a_token_is_the_difference_of_two_runs() -> None:
 @pytest.mark.integration
 def test_a_token_stays_within_its_budget() -> None:
     require_redis()
-    budgets = token_budgets()
-    assert [budget.sessions for budget in budgets] == [False, False, True, True]
-    for budget in budgets:
-        check(budget)
+    for _ in range(MAX_TRIES):
+        budgets = token_budgets()
+        assert [budget.sessions for budget in budgets] == [False, False, True, True]
+        assert min(budget.calls for budget in budgets) > 5
+        if not (over := [budget for budget in budgets if excess(budget)]):
+            break
+    assert not over, [(excess(budget), budget) for budget in over]
 
 
-def check(budget: TokenBudget) -> None:
-    streams = budget.num_streams
-    assert 5 < budget.calls <= MAX_CALLS[budget.sessions][streams], budget.functions
-    assert budget.generator_calls <= MAX_GENERATOR_CALLS[budget.sessions], budget.functions
-    assert budget.tasks <= MAX_TASKS
-    assert budget.timers <= MAX_TIMERS[streams]
+def excess(budget: TokenBudget) -> dict[str, float]:
+    """The counts above their bounds."""
+    sessions, streams = budget.sessions, budget.num_streams
+    bounds = {
+        "calls": MAX_CALLS[sessions][streams],
+        "generator_calls": MAX_GENERATOR_CALLS[sessions],
+        "tasks": MAX_TASKS,
+        "timers": MAX_TIMERS[streams],
+    }
+    return {name: count for name, bound in bounds.items() if (count := getattr(budget, name)) > bound}
+
+
+def test_counts_above_their_bounds_are_named() -> None:
+    fine = TokenBudget(1, True, MAX_CALLS[True][1], MAX_GENERATOR_CALLS[True], MAX_TASKS, MAX_TIMERS[1], ())
+    assert excess(fine) == {}
+    assert excess(replace(fine, calls=46.0, timers=1.7)) == {"calls": 46.0, "timers": 1.7}
+    assert excess(replace(fine, generator_calls=1.0, tasks=1.0)) == {"generator_calls": 1.0, "tasks": 1.0}
