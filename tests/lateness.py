@@ -47,6 +47,12 @@ LEFTOVER_ERRORS = (pytest.PytestUnraisableExceptionWarning, pytest.PytestUnhandl
 """Raised in the test that runs when an object is collected or a thread ends, whichever test that was of."""
 
 
+def met(condition: object, what: str) -> None:
+    """Raises `Late` unless `condition` holds: things that a test lets happen together came one after another."""
+    if not condition:
+        raise Late(f"did not meet: {what}")
+
+
 def is_late(error: BaseException) -> bool:
     """True if every exception in `error`, which may be a group, is one of `LATE_ERRORS` or its like of a browser."""
     if isinstance(error, BaseExceptionGroup):

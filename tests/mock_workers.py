@@ -59,7 +59,7 @@ from tests.mocks.sessions import MockSessions, SessionContext
 from tests.mocks.speech import Speech
 from tests.mocks.speech import token_at as token_at
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 PAGE_SIZE = 4
 MODEL = "mock"
 TEXT_DIGEST = text_digest(MODEL_DIR)

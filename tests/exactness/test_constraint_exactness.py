@@ -23,6 +23,7 @@ from baton.transfer.nixl_agent import nixl_available
 from tests import grammars
 from tests.cluster import Cluster, Process, completion_tokens
 from tests.exactness.constrained_reference import ConstrainedReference, Draw
+from tests.lateness import met
 from tests.stream_client import ResumableCall, ask, resume, tokens
 from tests.tiny_models import add_tokenizer, save_random_model
 
@@ -223,7 +224,7 @@ def test_forced_preemption(model: Path, reference: ConstrainedReference, tmp_pat
         ThreadPoolExecutor(6) as pool,
     ):
         answers = list(pool.map(lambda prompt: answer(cluster, prompt, "list", draw, max_tokens=60), prompts))
-        assert cluster.metric("decode-0", "baton_preemptions_total") > 0
+        met(cluster.metric("decode-0", "baton_preemptions_total"), "more rows than the pool has room for")
         assert cluster.metric("decode-0", "baton_mask_seconds_count") > 20
     assert [completion_tokens(body) for body in answers] == expected
 

@@ -24,6 +24,7 @@ from baton.transfer.nixl_agent import nixl_available
 from tests.cluster import Cluster, completion_tokens, eventually
 from tests.exactness.reference import Reference
 from tests.exactness.score_reference import TOLERANCE, ScoreReference
+from tests.lateness import met
 from tests.stream_client import Event, ResumableCall
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, add_tokenizer, save_random_model
 
@@ -236,7 +237,7 @@ def test_local_prompts_and_preempted_rows(model: Path, reference: ScoreReference
     ):
         cluster.complete(prompts[0], max_tokens=1)
         bodies = list(pool.map(lambda prompt: cluster.complete(prompt, **fields, prompt_logprobs=2), prompts))
-        assert cluster.metric("decode-0", "baton_preemptions_total") > 0
+        met(cluster.metric("decode-0", "baton_preemptions_total"), "more rows than the pool has room for")
         assert cluster.metric("decode-0", "baton_prompt_scores_total") == 6 * 19
     for prompt, body in zip(prompts, bodies, strict=True):
         assert completion_tokens(body) == plain.generate(prompt, 60)
@@ -294,7 +295,9 @@ def test_a_kill_in_the_middle_of_a_scored_prompt(
             reference.check_listed(prompt, choice["prompt_logprobs"], 1)
             left = cluster.workers("prefill")[0].name
             assert left != killed
-            assert cluster.metric(left, "baton_prompt_scores_total") == 499
+            num_scored = cluster.metric(left, "baton_prompt_scores_total")
+            met(num_scored, "the kill and the prompt")
+            assert num_scored == 499
             return
         call = ResumableCall(cluster.router_urls, {**body, "stream": True})
         tokens = pool.submit(lambda: list(call.run(60.0)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lateness import LATE_FILE_VARIABLE, MAX_LATE_TESTS, Late, in_time, is_late
+from tests.lateness import LATE_FILE_VARIABLE, MAX_LATE_TESTS, Late, in_time, is_late, met
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -119,6 +119,12 @@ def test_a_wrong_answer_in_a_group_is_not_late():
     assert is_late(late)
     assert not is_late(ExceptionGroup("", [late, AssertionError("tokens differ")]))
     assert not is_late(asyncio.CancelledError())
+
+
+def test_what_did_not_meet_is_named_and_late():
+    met(1, "a kill and an answer")
+    with pytest.raises(Late, match="did not meet: a kill and an answer"):
+        met(0, "a kill and an answer")
 
 
 def test_a_limit_is_named():

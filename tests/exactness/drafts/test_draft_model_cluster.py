@@ -19,12 +19,13 @@ from tests.exactness.drafts.test_speculation_exactness import (
     NUM_TOKENS,
     PAGES,
     PlainEngine,
-    _kill,
     complete,
+    kill_busy,
     looping_prompt,
     model,
     plain,
 )
+from tests.lateness import met
 from tests.stream_client import ask, tokens
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
@@ -64,17 +65,18 @@ def test_tokens_of_every_draw_from_the_handoff_and_from_caches(cluster: Cluster,
 
 
 def test_a_kill_in_the_middle_is_replayed_with_draft_layers(cluster: Cluster, plain: PlainEngine) -> None:
-    prompt, fields, num_tokens = looping_prompt(71), DRAWS["seeded"], 300
+    prompt, fields, num_tokens = looping_prompt(71), DRAWS["seeded"], 600
     expected = plain.tokens(prompt, fields, num_tokens)
     body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     body |= {**fields, "return_token_ids": True, "ignore_eos": True}
     with ask(cluster.url, body) as events:
         seen = list(itertools.islice(events, 8))
-        (busy,) = [process.name for process in cluster.workers("decode") if cluster.pages(process.name)["live"]]
+        counts = {process.name: drafts(cluster, process.name) for process in cluster.workers("decode")}
+        busy = kill_busy(cluster, lambda name: True)
         (other,) = {"decode-0", "decode-1"} - {busy}
-        before = drafts(cluster, other)  # two readings, so while it is idle
-        _kill(cluster, busy)
+        before = counts[other]  # two readings, but it was idle
         seen += events
     assert [token for token in tokens(seen) if token is not None] == expected
     drafted, accepted = (now - then for now, then in zip(drafts(cluster, other), before, strict=True))
-    assert drafted == accepted > 0
+    assert drafted == accepted
+    met(accepted, "the kill and the answer")

@@ -16,7 +16,7 @@ from baton.services.router.text.choice_text import ChoiceText, TokenEvent, add_t
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
 from tests.unit.router.text.text_models import bundled
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 class EchoText:
