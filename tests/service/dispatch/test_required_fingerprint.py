@@ -33,7 +33,7 @@ from tests.service.takeover.router_cluster import opened, resumed, router_cluste
 
 pytestmark = pytest.mark.timeout(60)
 
-DEADLINE_S = 0.8
+DEADLINE_S = 2.0
 
 
 class SelfPrefillingDecode(MockDecode):
