@@ -13,7 +13,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from baton.domain.errors import LinkBroken
+import structlog
+
+from baton.domain.errors import Broken, LinkBroken
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.lifecycle import ENDED_STATES
 from baton.session.meter import SessionMeter
@@ -23,11 +25,14 @@ from baton.telemetry.series.session_series import SESSION_CONNECTIONS
 
 Apply = Callable[[list[pb.StreamMessage]], None]
 
+log = structlog.get_logger(__name__)
+
 
 class SessionPump:
     """Owned by one event loop. `apply` gets the messages of a frame, in order, and must not raise or wait.
 
-    `on_change` is called after each change of state that time or a frame has caused.
+    A frame that cannot be applied, or not be made, ends the session as lost: the other end counts it as applied, or
+    waits for its number. `on_change` is called after each change of state that time or a frame has caused.
     """
 
     def __init__(self, session: MessageSession, apply: Apply, on_change: Callable[[], None]) -> None:
@@ -84,7 +89,10 @@ class SessionPump:
             self._loop.call_soon(self._write_now)
 
     async def run(self, connection: WireConnection) -> None:
-        """Uses a connection until it ends. The session must have been connected with its keys. Closes it."""
+        """Uses a connection until it ends. The session must have been connected with its keys. Closes it.
+
+        Raises what `apply` raises; `Broken` in place of `LinkBroken`.
+        """
         before, self._connection = self._connection, connection
         if before is not None:
             before.close()
@@ -137,7 +145,11 @@ class SessionPump:
         except LinkBroken:
             return False  # the session has counted it
         if messages:
-            self.apply(messages)
+            try:
+                self.apply(messages)
+            except Exception as error:
+                self._cannot_apply(error)
+                raise
         if session.state is not state:
             self._changed()
         if session.has_work(now):
@@ -145,6 +157,22 @@ class SessionPump:
         if self._timer is None or self._timer_at > now + self._soonest_s:
             self._arm()
         return self._connection is connection
+
+    def _cannot_apply(self, error: Exception) -> None:
+        """Loses the session after a bug: a part of the frame may be applied, and it does not come again.
+
+        Raises `Broken` in place of `LinkBroken`, which would be taken for the connection's.
+        """
+        log.exception("session_frame_not_applied")
+        self.session.lose(f"a frame could not be applied: {type(error).__name__}")
+        self._changed()
+        if isinstance(error, LinkBroken):
+            raise Broken(str(error)) from error
+
+    def _cannot_frame(self) -> None:
+        """Tells of the end of the session, which a message that cannot be serialised has lost."""
+        log.exception("session_frame_not_made")
+        self._changed()
 
     def _start_writing(self, connection: WireConnection) -> list[asyncio.Task[None]]:
         """Writes what there is from now on. Returns the task that does so, if one does."""
@@ -167,7 +195,11 @@ class SessionPump:
         self._will_write = False
         connection = self._direct
         while connection is not None and self._has_room and self._direct is connection:
-            message = self.session.take(self._loop.time())
+            try:
+                message = self.session.take(self._loop.time())
+            except Exception:
+                self._cannot_frame()
+                return
             if message is None:
                 break
             try:
@@ -183,7 +215,11 @@ class SessionPump:
             self._has_work.clear()
             state = self.session.state
             while self._connection is connection:  # a frame of a newer connection must not leave on this one
-                message = self.session.take(self._loop.time())
+                try:
+                    message = self.session.take(self._loop.time())
+                except Exception:
+                    self._cannot_frame()
+                    return
                 if message is None:
                     break
                 try:
@@ -208,7 +244,7 @@ class SessionPump:
         self._timer = None
         self._meter.observe()
         now, state = self._loop.time(), self.session.state
-        self.session.on_time(now)
+        self.session.on_time(now, now - self._timer_at)
         if self.session.state is not state:
             if self._connection is not None:
                 self._connection.close()  # its reader ends, and says so

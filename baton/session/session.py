@@ -67,6 +67,7 @@ class _Connection:
     ping_sent: int = 0
     ping_sent_at: float = 0.0
     is_asked: bool = False  # a ping has left, and nothing was heard since
+    excused_at: float = -1.0  # `heard_at` as it was set because this process had stood still
     pong_owed: int = 0
     sent_ack: int = -1  # newest on this connection; a frame that would repeat it has none
 
@@ -184,11 +185,18 @@ class MessageSession:
             raise BadFrame("a frame that cannot be read") from None
 
     def take(self, now: float) -> pb.SessionMessage | None:
-        """The next frame to write; None if there is nothing to send now. The transport has room for it."""
+        """The next frame to write; None if there is nothing to send now. The transport has room for it.
+
+        Raises what a message raises that cannot be serialised; the session is lost then.
+        """
         connection = self._connection
         if connection is None:
             return None
-        body = self.outbox.take()
+        try:
+            body = self.outbox.take()
+        except Exception as error:  # a frame has its number already, and will not come: nothing can follow it
+            self.lose(f"a frame could not be made: {type(error).__name__}")
+            raise
         pong, connection.pong_owed = connection.pong_owed, 0
         ping = 0
         probes = body is not None and now - connection.ping_sent_at >= self._limits.probe_s
@@ -237,16 +245,31 @@ class MessageSession:
             wakeup = self._leaves_by
         return wakeup
 
-    def on_time(self, now: float) -> None:
-        """Breaks a silent connection, loses a session that was without one for too long, closes one that leaves."""
+    def on_time(self, now: float, late_s: float = 0.0) -> None:
+        """Breaks a silent connection, loses a session that was without one for too long, closes one that leaves.
+
+        `late_s`: how much later than due the driver calls, because its process was stopped or had no core.
+        """
         connection = self._connection
         if self._leaves_by is not None and now >= self._leaves_by and self.state is SessionState.LEAVING:
             self._close("its goodbye was not answered")
         elif connection is not None:
             if now - connection.heard_at >= self._limits.silent_s:
-                self.broken(now)
+                self._on_silence(connection, now, late_s)
         elif self.state not in ENDED_STATES and now >= self._gone_at:
             self.lose(f"no connection since {self._waited_s():g} s")
+
+    def _on_silence(self, connection: _Connection, now: float, late_s: float) -> None:
+        """Breaks the connection, unless this process has stood still and so may not have read what came.
+
+        Then silence counts from now on, with a ping of its own. Once: the next one breaks it.
+        """
+        stood_still = late_s >= self._limits.ping_s / 2
+        if stood_still and connection.heard_at != connection.excused_at:
+            connection.heard_at = connection.excused_at = now
+            connection.is_asked = False
+        else:
+            self.broken(now)
 
     def _apply(self, connection: _Connection, frame: pb.Frame, num_bytes: int, now: float) -> list[pb.StreamMessage]:
         if frame.ack > self.outbox.last_seq:

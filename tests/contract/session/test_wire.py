@@ -243,8 +243,12 @@ class SessionRig:
         self.new_owner = asyncio.Event()
 
     async def start(self) -> None:
-        address = await self.rig.listen(self._serve)
-        peer = DialledPeer(address, INCARNATION, "router-0", Incarnation(9))
+        self._address = await self.rig.listen(self._serve)
+        self.dial()
+
+    def dial(self) -> None:
+        """Begins a session of the dialler."""
+        peer = DialledPeer(self._address, INCARNATION, "router-0", Incarnation(9))
         self.dialler = SessionDialler(self.rig.wire, self._trust, peer, self._limits)
         self.task = asyncio.create_task(self.dialler.run(self.router))
 
@@ -257,6 +261,18 @@ class SessionRig:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         self.listener.close()
+
+    async def opens_anew(self) -> None:
+        """The dialler, whose session has ended, begins another one, which works."""
+        await asyncio.gather(self.task, return_exceptions=True)
+        num_owners, self.router = len(self.owners), RecordingOwner()
+        self.dial()
+        async with asyncio.timeout(WAIT_S):
+            while len(self.owners) == num_owners:
+                self.new_owner.clear()
+                await self.new_owner.wait()
+        self.post_token(self.owners[-1], 0)
+        await self.router.has_tokens(1)
 
     def post_token(self, worker: RecordingOwner, index: int) -> None:
         assert worker.pump is not None
@@ -339,6 +355,38 @@ async def test_a_dialler_that_leaves_ends_the_streams_at_once(session: SessionRi
         await session.task
         await worker.until(lambda: worker.reason is not None)
     assert worker.reason == "the router leaves", "heard, not lost"
+
+
+async def test_after_a_frame_that_cannot_be_made_a_session_is_opened_anew(session: SessionRig):
+    worker = await session.worker()
+    session.post_token(worker, 0)
+    await session.router.has_tokens(1)
+    assert worker.pump is not None
+    worker.pump.post_tokens(1, 1, [-1])
+    await worker.until(lambda: worker.reason is not None)
+    assert worker.reason == "a frame could not be made: ValueError"
+    await session.router.until(lambda: session.router.reason is not None)
+    await session.opens_anew()
+
+
+@pytest.mark.parametrize("at_worker", [True, False])
+async def test_after_a_bug_of_a_handler_a_session_is_opened_anew(session: SessionRig, at_worker: bool):
+    def fail(messages: list[pb.StreamMessage]) -> None:
+        raise LinkBroken("another link has ended")
+
+    worker = await session.worker()
+    session.post_token(worker, 0)
+    await session.router.has_tokens(1)
+    assert worker.pump is not None
+    if at_worker:
+        worker.apply = fail  # type: ignore[method-assign]
+        session.dialler.pump.post(pb.StreamMessage(stream=1, abort=pb.Abort()))
+    else:
+        session.dialler.pump.apply = fail
+        session.post_token(worker, 1)
+    await session.router.until(lambda: session.router.reason is not None)
+    await session.opens_anew()
+    await worker.until(lambda: worker.reason is not None)
 
 
 async def test_another_secret_gets_no_session(rig: WireRig):

@@ -6,7 +6,7 @@ from tests.planted.runner import PlantedBug
 
 SESSIONS, TESTS = "sessions", "tests/property/session"
 SESSION, OUTBOX, ACCEPTOR = "baton/session/session.py", "baton/session/outbox.py", "baton/session/acceptor.py"
-METER = "baton/session/meter.py"
+METER, PUMP = "baton/session/meter.py", "baton/session/pump.py"
 DIRECT = "tests/unit/session/test_direct_connection.py"
 SERVED_STREAMS = "baton/worker/sessions/served_streams.py"
 WORKER_SESSION = "services/router/dispatch/sessions/worker_session.py"
@@ -22,6 +22,14 @@ LEAVING_TESTS = "tests/property/session/test_session.py tests/unit/session/test_
 
 def _leaving_bug(name: str, file: str, before: str, after: str) -> PlantedBug:
     return PlantedBug(SESSIONS, name, file, before, after, LEAVING_TESTS)
+
+
+def _standing_bug(name: str, before: str, after: str) -> PlantedBug:
+    return PlantedBug(SESSIONS, name, SESSION, before, after, "tests/unit/session/test_standing_still.py")
+
+
+def _end_bug(name: str, file: str, before: str, after: str) -> PlantedBug:
+    return PlantedBug(SESSIONS, name, file, before, after, DIRECT)
 
 
 SESSION_BUGS = (
@@ -69,6 +77,37 @@ SESSION_BUGS = (
     _bug("the window has no end", OUTBOX, "return self.retained_bytes >= self._limits.window_bytes", "return False"),
     _bug("the resume time has no end", SESSION, "now >= self._gone_at", "False"),
     _bug("silence is not noticed", SESSION, "if now - connection.heard_at >= self._limits.silent_s:", "if False:"),
+    _standing_bug("a process that stood still breaks its connections", "stood_still = late_s >=", "stood_still = 0 >"),
+    _standing_bug("a silent end is excused for ever", "connection.heard_at != connection.excused_at", "True"),
+    _standing_bug(
+        "an excused end is not asked again",
+        "connection.heard_at = connection.excused_at = now\n            connection.is_asked = False",
+        "connection.heard_at = connection.excused_at = now",
+    ),
+    _end_bug(
+        "a session goes on without a frame that could not be made",
+        SESSION,
+        'self.lose(f"a frame could not be made: {type(error).__name__}")',
+        "pass",
+    ),
+    _end_bug(
+        "nobody hears that a frame could not be made",
+        PUMP,
+        'log.exception("session_frame_not_made")\n        self._changed()',
+        'log.exception("session_frame_not_made")',
+    ),
+    _end_bug(
+        "a session goes on without a frame that was not applied",
+        PUMP,
+        'self.session.lose(f"a frame could not be applied: {type(error).__name__}")',
+        "pass",
+    ),
+    _end_bug(
+        "a broken link of a handler passes for one of the connection",
+        PUMP,
+        "if isinstance(error, LinkBroken):",
+        "if False:",
+    ),
     _bug("pings are not answered", SESSION, "connection.pong_owed = frame.ping or connection.pong_owed", "pass"),
     _bug(
         "a lost session begins again under its number",
@@ -157,7 +196,7 @@ SESSION_BUGS = (
     PlantedBug(
         SESSIONS,
         "frames are written without room",
-        "baton/session/pump.py",
+        PUMP,
         "connection is not None and self._has_room and",
         "connection is not None and",
         DIRECT,

@@ -161,6 +161,13 @@ class SessionWorld:
             session.on_time(self.now)
         self.acceptor.remove_ended()
 
+    def stand_still(self, number: int) -> None:
+        """Both processes are stopped, up to 5 s."""
+        self.now += number / 50
+        for session in self._sessions():
+            session.on_time(self.now, number / 50)
+        self.acceptor.remove_ended()
+
     def damage(self, number: int) -> None:
         """Flips, drops, repeats, swaps, truncates or reflects what is on its way."""
         if not self.connections:

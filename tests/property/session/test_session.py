@@ -18,7 +18,7 @@ from tests.property.session.session_world import INCARNATION, LIMITS, SessionWor
 
 OPERATIONS = (
     "post_down", "post_up", "post_row", "post_row", "flush", "flush", "deliver_down", "deliver_up", "deliver_down",
-    "deliver_up", "dial", "cut", "wait", "damage",
+    "deliver_up", "dial", "cut", "wait", "damage", "stand_still",
 )  # fmt: skip
 STEPS = st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 255)), max_size=120)
 
@@ -79,6 +79,20 @@ def test_a_silent_connection_is_pinged_then_broken_then_lost():
         while world.dialler.take(world.now) is not None:
             pass  # nobody hears it
     assert world.now - begun_at <= LIMITS.silent_s + LIMITS.resume_s + 0.01
+
+
+def test_both_ends_of_a_connection_that_stood_still_ask_once_more():
+    world = connected_world()
+    world.stand_still(200)
+    assert world.dialler.state is world.worker.state is SessionState.OPEN
+    world.now += LIMITS.ping_s
+    world.flush()
+    world.deliver_down(3)
+    world.deliver_up(3)
+    world.now += LIMITS.silent_s - 0.01
+    for session in (world.dialler, world.worker):
+        session.on_time(world.now)
+        assert (session.state, session.num_breaks) == (SessionState.OPEN, 0)
 
 
 def test_an_idle_connection_stays_open_by_pings():

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.domain.errors import LinkBroken
+from baton.domain.errors import Broken, LinkBroken
 from baton.rpc.gen import session_pb2 as pb
 from baton.session.lifecycle import SessionState
 from baton.session.pump import SessionPump
@@ -282,16 +282,37 @@ async def test_a_connection_reset_in_the_pass_brings_what_came():
     task.cancel()
 
 
-async def test_a_bug_of_a_handler_is_raised_by_the_connections_run():
+@pytest.mark.parametrize(("error", "raised"), [(KeyError("a bug"), KeyError), (LinkBroken("of another link"), Broken)])
+async def test_a_bug_of_a_handler_is_raised_and_loses_the_session(error: Exception, raised: type[Exception]):
+    """The other end counts the frame as applied, so a session that went on would lack a part of it."""
+
     def fail(messages: list[pb.StreamMessage]) -> None:
-        raise KeyError("a bug")
+        raise error
 
     rig = await Rig.made(fail)
     task = await rig.run(rig.connection)
-    rig.connection.data_received(rig.row(0))
-    with pytest.raises(KeyError):
+    rig.connection.data_received(rig.row(0) + rig.row(1))
+    with pytest.raises(raised):
         await asyncio.wait_for(task, WAIT_S)
-    assert (rig.session.state, rig.transport.is_closed) == (SessionState.BROKEN, True)
+    assert (rig.session.state, rig.transport.is_closed) == (SessionState.LOST, True)
+    assert rig.session.end_reason == f"a frame could not be applied: {type(error).__name__}"
+
+
+async def test_a_frame_that_cannot_be_made_loses_the_session():
+    """Its number is missing for ever, and with it what it was to bring."""
+    changes: list[SessionState] = []
+    rig = await Rig.made()
+    rig.pump._on_change = lambda: changes.append(rig.session.state)
+    task = await rig.run(rig.connection)
+    rig.abort(1)
+    rig.pump.post_tokens(2, 0, [-1])
+    await asyncio.wait_for(task, WAIT_S)
+    assert (rig.session.state, rig.transport.is_closed) == (SessionState.LOST, True)
+    assert rig.session.end_reason == "a frame could not be made: ValueError"
+    assert set(changes) == {SessionState.LOST}
+    rig.abort(2)
+    await asyncio.sleep(0)
+    assert rig.aborted(rig.transport) == []
 
 
 async def test_a_newer_connection_is_used_instead_of_the_older():
