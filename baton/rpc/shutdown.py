@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def shutdown_event() -> Iterator[asyncio.Event]:
-    """Yields an event that the first signal sets: drain. A second signal ends the process at once.
+def shutdown_event(again: Callable[[], None] | None = None) -> Iterator[asyncio.Event]:
+    """Yields an event that the first signal sets: drain. Each further one calls `again`; None: it ends the process.
 
     For the running loop of the main thread. On exit those handlers are back that were
     installed before.
@@ -22,9 +22,12 @@ def shutdown_event() -> Iterator[asyncio.Event]:
     event = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
-        if event.is_set():
+        if not event.is_set():
+            event.set()
+        elif again is not None:
+            again()
+        else:
             os._exit(128 + number)
-        event.set()
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:

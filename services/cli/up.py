@@ -4,7 +4,7 @@
 2. Start Redis unless one is given, choose the deployment, start workers and router. Each worker gets its own cores.
 3. Wait until the router is ready and a smoke_request's pages have moved.
 4. Serve until Ctrl-C or SIGTERM; start a process that died once more, Redis too, unless that happens too often.
-5. Stop the router (it drains), decode, prefill, encode, Redis; leave nothing behind.
+5. Stop the router (it drains), decode, prefill, encode, Redis; leave nothing behind. A second signal kills what runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +34,14 @@ from baton.services.cli import smoke_request
 from baton.services.cli.calibration.deployment import choose_deployment
 from baton.services.cli.doctor.redis_server import read_facts, server_results
 from baton.services.cli.doctor.results import CheckStatus
-from baton.services.cli.errors import StartFailed
+from baton.services.cli.errors import EXIT_INTERRUPTED, StartFailed
 from baton.services.cli.key import own_keys
 from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores, require_port
 from baton.services.cli.processes.demo_control import DemoServer
 from baton.services.cli.processes.embedded_redis import REDIS, EmbeddedRedis, embedded_redis
 from baton.services.cli.processes.fork_process import close_early, take_early
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
+from baton.services.cli.processes.interrupts import interrupted_once
 from baton.services.cli.processes.restart_budget import RestartBudget
 from baton.services.cli.processes.supervisor import Child, Supervisor
 from baton.services.cli.settings import COMMANDS, UpSettings
@@ -76,17 +78,19 @@ def up(
         resolve_model(chosen.model)
     require_port(chosen.host, chosen.port)
     with (
+        interrupted_once() as interrupts,
         _redis(chosen.redis_url, console) as (redis_url, redis),
         _secret_file(chosen.cluster_secret_file) as secret_file,
         own_keys(chosen.api_keys_file) as keys,
         _log_dir(chosen.log_dir) as log_dir,
         _demo_socket(chosen.demo) as demo_socket,
+        closing(interrupts),
     ):
         chosen = _with_deployment(chosen, console)
         with _core_lease_file(plan_cores(chosen, usable_cores())) as core_lease_file:
             shared = SharedFlags(redis_url, secret_file, demo_socket, core_lease_file)
             plan = replace(make_plan(chosen, shared, usable_cores(), keys), redis=redis)
-            with _fork_server(plan, log_dir) as fork_server:
+            with _fork_server(plan, log_dir) as fork_server, closing(interrupts):
                 return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket, fork_server))
 
 
@@ -107,22 +111,32 @@ async def run_plan(
     demo_socket: Path | None = None,
     fork_server: ServiceForkServer | None = None,
 ) -> int:
-    """Starts, checks, serves and stops. Returns 0 after a signal; raises `StartFailed` otherwise."""
-    with shutdown_event() as stop:
-        async with Supervisor(log_dir, fork_server) as supervisor, DemoServer(supervisor).serving(demo_socket):
+    """Starts, checks, serves and stops. Returns 0 after a signal, `EXIT_INTERRUPTED` after a second one.
+
+    Raises `StartFailed` otherwise.
+    """
+    supervisor = Supervisor(log_dir, fork_server)
+    with shutdown_event(supervisor.kill) as stop:
+        async with supervisor, DemoServer(supervisor).serving(demo_socket):
             try:
-                if not await _start_all(plan, settings, supervisor, stop, console):
-                    return 0
-
-                def watch() -> Coroutine[Any, Any, Child | None]:
-                    return _first_exit(supervisor, stop, plan.redis, console)
-
-                async with _task(watch()) as exit_watch:
-                    await _wait_until_serving(plan, settings, exit_watch, console)
-                    await _keep_running(supervisor, stop, exit_watch, watch, console)
+                if await _start_all(plan, settings, supervisor, stop, console):
+                    await _serve(plan, settings, supervisor, stop, console)
             finally:
                 await _stop(supervisor, settings, console)
-    return 0
+    return EXIT_INTERRUPTED if supervisor.was_killed else 0
+
+
+async def _serve(
+    plan: LaunchPlan, settings: UpSettings, supervisor: Supervisor, stop: asyncio.Event, console: Console
+) -> None:
+    """Checks the started processes and keeps them running; returns after a signal to stop. Raises `StartFailed`."""
+
+    def watch() -> Coroutine[Any, Any, Child | None]:
+        return _first_exit(supervisor, stop, plan.redis, console)
+
+    async with _task(watch()) as exit_watch:
+        await _wait_until_serving(plan, settings, exit_watch, console)
+        await _keep_running(supervisor, stop, exit_watch, watch, console)
 
 
 async def _start_all(
@@ -283,7 +297,9 @@ def _first_call(url: str, model: str, *, chats: bool, with_key: bool) -> str:
 async def _stop(supervisor: Supervisor, settings: UpSettings, console: Console) -> None:
     with console.status("stopping: router first, then decode, then prefill"):
         killed = await supervisor.stop(STOP_ORDER, settings.drain_timeout_s + _STOP_SLACK_S)
-    if killed:
+    if supervisor.was_killed:
+        console.print("asked again to stop: what still ran was killed")
+    elif killed:
         console.print(f"did not stop in time and were killed: {', '.join(killed)}")
 
 

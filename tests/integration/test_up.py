@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.integration.operations.up_process import running_up
+from baton.services.cli.errors import EXIT_INTERRUPTED
+from tests.cluster import START_TIMEOUT_S, eventually
+from tests.integration.operations.up_process import exists, running_up
 
 pytestmark = pytest.mark.integration
 
@@ -33,3 +36,15 @@ def test_up_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
             assert "baton_build_info" in httpx2.get(endpoint, timeout=10.0, trust_env=False).text
         assert len(up.children()) >= 4, "Redis, prefill, decode, router"
         assert up.end(signal.SIGINT) == 0
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
+    """A worker stands still and would be waited for; the router, which is stopped before it, has ended."""
+    with running_up(tmp_path, f"--drain-timeout-s={10 * START_TIMEOUT_S:.0f}") as up:
+        worker = up.child(" serve decode ")
+        assert worker is not None
+        os.kill(worker, signal.SIGSTOP)
+        up.popen.send_signal(signal.SIGTERM)
+        eventually(lambda: up.child(" serve router ") is None, START_TIMEOUT_S, "the router has ended")
+        assert exists(worker)
+        assert up.end(signal.SIGTERM) == EXIT_INTERRUPTED

@@ -67,6 +67,8 @@ class Supervisor:
         self.children: list[Child] = []
         self.asked: set[Child] = set()
         """Children that `end` has ended: their exit is no fault."""
+        self.was_killed = False
+        """`kill` was called."""
 
     async def __aenter__(self) -> Supervisor:
         if self._fork_server is not None:
@@ -108,6 +110,14 @@ class Supervisor:
         self.asked.add(child)
         with contextlib.suppress(ProcessLookupError):
             (child.process.terminate if graceful else child.process.kill)()
+
+    def kill(self) -> None:
+        """Kills all children at once; a `stop` that waits for them goes on."""
+        self.was_killed = True
+        for child in self.children:
+            if child.running:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
 
     async def restart(self, child: Child) -> Child:
         """Starts an ended child again, with the same command and log."""

@@ -17,6 +17,7 @@ from typing import IO
 
 from baton.services.cli.processes.ports import free_ports
 from tests.cluster import START_TIMEOUT_S, eventually
+from tests.lateness import Late
 
 STOP_TIMEOUT_S = 60.0
 GONE_TIMEOUT_S = 30.0
@@ -107,7 +108,7 @@ def lines_until(stream: IO[str], last: str, timeout_s: float) -> list[str]:
         try:
             line = printed.get(timeout=timeout_s)
         except Empty:
-            line = ""
+            raise Late(f"no line within {timeout_s} s, and none that begins with {last!r}: {lines}") from None
         if not line:
             raise AssertionError(f"no line begins with {last!r}: {lines}")
         lines.append(line.rstrip())

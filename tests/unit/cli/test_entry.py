@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.cli import entry, up
-from baton.services.cli.errors import EXIT_INTERRUPTED, StartFailed
+from baton.services.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, StartFailed
 from baton.services.cli.plan import LaunchPlan
 from baton.services.cli.processes import fork_process
 from baton.services.cli.processes.fork_process import ForkProcess, close_early, start_early, take_early
@@ -48,10 +48,28 @@ async def stays(*_):
 up._with_deployment = lambda settings, console: settings
 up.run_plan = stays
 """
+FAILS = """
+async def fails(*_):
+    raise StartFailed("a worker ended by itself")
+up._with_deployment = lambda settings, console: settings
+up.run_plan = fails
+"""
+CLEANS_SLOWLY = """
+@contextlib.contextmanager
+def waits(given):
+    with secret_file(given) as file:
+        try:
+            yield file
+        finally:
+            print("cleans", flush=True)
+            sys.stdin.readline()
+secret_file, up._secret_file = up._secret_file, waits
+"""
 STAYING = """
-import sys, threading
+import contextlib, sys, threading
 from baton.rpc.shutdown import shutdown_event
 from baton.services.cli import entry, up
+from baton.services.cli.errors import StartFailed
 {}
 sys.argv = ["baton", "up", "--port=0", "--kv-memory-mib=64"]
 entry.main()
@@ -140,6 +158,34 @@ def test_up_leaves_nothing_when_no_loop_waits_for_sigterm(stage, tmp_path: Path)
             assert made >= {"baton-redis", "baton-secret", "baton-logs"}
             process.terminate()
             assert process.wait(DEADLINE_S) == EXIT_INTERRUPTED
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "exit_code"),
+    [(BEFORE_HANDLERS, EXIT_INTERRUPTED), (AFTER_HANDLERS, EXIT_INTERRUPTED), (FAILS, EXIT_FAILED)],
+    ids=["before", "after", "failed"],
+)
+def test_signals_do_not_interrupt_what_removes_the_files(stage, exit_code, tmp_path: Path):
+    command = [sys.executable, "-c", STAYING.format(CLEANS_SLOWLY + stage)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if stage is not FAILS:
+                assert process.stdout.readline() == "waits\n"
+                process.terminate()
+            assert process.stdout.readline() == "cleans\n"
+            assert list(tmp_path.iterdir()) != []
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                process.send_signal(number)
+            process.stdin.write("\n")
+            process.stdin.close()
+            assert process.wait(DEADLINE_S) == exit_code
         finally:
             process.kill()
     assert list(tmp_path.iterdir()) == []

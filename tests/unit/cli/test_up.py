@@ -15,7 +15,7 @@ from rich.console import Console
 
 from baton.services.cli import smoke_request
 from baton.services.cli import up as up_module
-from baton.services.cli.errors import StartFailed
+from baton.services.cli.errors import EXIT_INTERRUPTED, StartFailed
 from baton.services.cli.plan import LaunchPlan
 from baton.services.cli.processes.child_command import ChildCommand
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
@@ -26,7 +26,7 @@ from baton.services.cli.settings import UpSettings
 from baton.services.cli.up import run_plan
 from baton.services.router.settings import RouterSettings
 from baton.settings.trust import read_trust
-from tests.unit.cli.children import exists, fork_server_of
+from tests.unit.cli.children import exists, fork_server_of, wait_for_log
 from tests.unit.cli.test_fork_server import router as forked_router
 
 TINY = Path(__file__).with_name("tiny_service.py")
@@ -177,6 +177,38 @@ async def test_a_signal_while_starting_ends_cleanly(arrivals, tmp_path):
     os.kill(os.getpid(), signal.SIGINT)
     assert await task == 0
     assert child.process.returncode is not None
+
+
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+
+
+async def test_a_second_signal_kills_what_has_not_stopped(arrivals, tmp_path, monkeypatch):
+    """The router stops, which is its turn; the worker never would."""
+    tasks = []
+
+    async def disturb() -> None:
+        children = {child.name: child for child in [await arrivals.get(), await arrivals.get()]}
+        await wait_for_log(children["decode-0"], "up")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await children["router"].exit
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await children["decode-0"].exit == -signal.SIGKILL
+
+    monkeypatch.setattr(up_module, "_welcome", lambda *_, **__: tasks.append(asyncio.create_task(disturb())))
+    monkeypatch.setattr(up_module, "_STOP_SLACK_S", 10 * DEADLINE_S)
+    assert await run(plan_of("", **{"decode-0": STUBBORN}), tmp_path) == EXIT_INTERRUPTED
+    await tasks[0]
+
+
+async def test_two_signals_while_starting_end_it(arrivals, tmp_path):
+    task = asyncio.create_task(run(plan_of("never ready", **{"decode-0": STUBBORN}), tmp_path))
+    children = [await arrivals.get(), await arrivals.get()]
+    for child in children:
+        await wait_for_log(child, "up" if child.name == "decode-0" else "serving")
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task == EXIT_INTERRUPTED
+    assert None not in [child.process.returncode for child in children]
 
 
 @pytest.fixture

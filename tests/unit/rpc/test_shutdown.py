@@ -43,6 +43,17 @@ def test_the_second_signal_ends_the_process():
         assert process.wait(timeout=20) == 128 + signal.SIGTERM
 
 
+async def test_each_further_signal_makes_the_call_that_was_given():
+    calls: asyncio.Queue[None] = asyncio.Queue()
+    with shutdown_event(lambda: calls.put_nowait(None)) as event:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(event.wait(), 10)
+        assert calls.empty()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(calls.get(), 10)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_handlers_of_before_are_back_afterwards(number):
     def handler(*_: object) -> None:
