@@ -67,7 +67,7 @@ class DialledSession(Generic[StreamT]):
             stream.end(WorkerLost(f"the session with a worker has ended: {reason}"))
 
     def _find(self, number: int) -> StreamT | None:
-        stream = self._streams.get(number)
+        stream = self._streams.handlers.get(number)
         if stream is None:
             SESSION_EVENTS_TOTAL.labels("late_message").inc()
         return stream

@@ -45,9 +45,12 @@ class StreamTable(Generic[Handler]):
 
     def draw(self, handler: Handler, now: float) -> int:
         """Opens the dialler's next stream. Raises `LinkBroken` when all numbers were used: another session has them."""
-        if self._newest == MAX_STREAM:
+        number = self._newest + 1
+        if number > MAX_STREAM:
             raise LinkBroken("the session has no stream numbers left")
-        return self.accept(self._newest + 1, handler, now)
+        self._newest = number
+        self.handlers[number], self._opened_at[number] = handler, now
+        return number
 
     def accept(self, number: int, handler: Handler, now: float) -> int:
         """Opens the listener's end of a stream. Raises `LinkBroken` for a number that was used before."""

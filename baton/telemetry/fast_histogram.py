@@ -19,10 +19,10 @@ class FastHistogramChild:
     `exemplars`: the latest one of each bucket that has one.
     """
 
-    __slots__ = ("_bounds", "counts", "exemplars", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}
@@ -32,11 +32,18 @@ class FastHistogramChild:
 
         `unix_s`: its time.
         """
-        bucket = bisect_left(self._bounds, value)
+        bucket = bisect_left(self.bounds, value)
         self.counts[bucket] += 1
         self.sum += value
         if exemplar is not None:
             self.exemplars[bucket] = Exemplar(dict(exemplar), value, unix_s)
+
+
+def observe_each(observations: Iterable[tuple[FastHistogramChild, float]]) -> None:
+    """Adds observations without exemplars: one call for all stages of a request."""
+    for child, value in observations:
+        child.counts[bisect_left(child.bounds, value)] += 1
+        child.sum += value
 
 
 class FastHistogram:

@@ -5,14 +5,14 @@ The dispatcher stamps stages and attempts, the stream its tokens. A token costs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.domain.worker import WorkerRecord
 from baton.telemetry import metrics
-from baton.telemetry.fast_histogram import FastHistogramChild
+from baton.telemetry.fast_histogram import FastHistogramChild, observe_each
 from baton.telemetry.request_trace import MAX_ATTEMPTS, AttemptTrace, SequenceTrace, Stage, StageTime
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ _TRANSFER_TAIL, _JOIN, _DECODE, _FINISH = Stage.TRANSFER_TAIL, Stage.JOIN, Stage
 _OF_ATTEMPT = (Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
 _IN_PROGRESS = (Stage.READ, Stage.PARSE, Stage.ADMIT, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL, Stage.EMIT)
 
-_observe_stage: dict[Stage, Callable[[float], None]] = {}  # a series is shown from its first observation on
+_of_stage: dict[Stage, FastHistogramChild] = {}  # a series is shown from its first observation on
+_ttft, _e2e = cache(metrics.TTFT_SECONDS.labels), cache(metrics.E2E_SECONDS.labels)  # by path; a metric keeps its
+_itl, _first_itl = cache(metrics.ITL_SECONDS.labels), cache(metrics.FIRST_ITL_SECONDS.labels)  # children, too
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class SequenceTimer:
         if self.first_s is None:
             self.first_s = self._last_s = now
             self._first_attempt = self._attempt
-            self._itl = metrics.ITL_SECONDS.labels(self.path)
+            self._itl = _itl(self.path)
             return
         gap_s = now - self._last_s
         self._last_s = now
@@ -155,7 +157,7 @@ class SequenceTimer:
         if self._itl is not None:
             self._itl.observe(gap_s)
             if self.num_tokens == 2:
-                metrics.FIRST_ITL_SECONDS.labels(self.path).observe(gap_s)
+                _first_itl(self.path).observe(gap_s)
 
     def finish(self, reason: str) -> None:
         """The sequence ended by itself; the first call counts."""
@@ -172,15 +174,17 @@ class SequenceTimer:
         assert end_s is not None
         end_us = self.request.us(end_s)
         unix_s = 1e-6 * (self.request.arrived_unix_us + end_us)
+        observations: list[tuple[FastHistogramChild, float]] = []
         for each in known or self.stages(end_s, finished=True):
             stage = each.stage
             us = end_us - each.start_us if stage is _FINISH else each.duration_us
-            if stage not in _observe_stage:
-                _observe_stage[stage] = metrics.REQUEST_STAGE_SECONDS.labels(stage.value).observe
-            _observe_stage[stage](us / 1e6)
+            if stage not in _of_stage:
+                _of_stage[stage] = metrics.REQUEST_STAGE_SECONDS.labels(stage.value)
+            observations.append((_of_stage[stage], us / 1e6))
+        observe_each(observations)
         if self.first_s is not None:
-            metrics.TTFT_SECONDS.labels(path).observe(self.request.us(self.first_s) / 1e6, exemplar, unix_s)
-        metrics.E2E_SECONDS.labels(path).observe(end_us / 1e6, exemplar, unix_s)
+            _ttft(path).observe(self.request.us(self.first_s) / 1e6, exemplar, unix_s)
+        _e2e(path).observe(end_us / 1e6, exemplar, unix_s)
 
     def stages(self, end_s: float, *, finished: bool) -> tuple[StageTime, ...]:
         """The partition of the time from arrival to `end_s`: gapless, none negative.

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import grpc
 from msgspec import structs
@@ -214,7 +214,7 @@ class Attempt:
         """Holds what has come in a session before the seal. What follows the seal is left to `next`."""
         try:
             while stream.is_ready and not prefill.sealed.done():
-                event = cast("_Read", stream.read_now())
+                event: Any = stream.read_now()
                 self._hold(event)
                 if event is None:
                     stream.listen(None)
@@ -340,7 +340,8 @@ class Attempt:
     def _take_scores(self) -> PromptScores | None:
         """The scores of the whole prompt, None if not asked for. Raises `AttemptFailure` if some are missing."""
         scores = self._local_scores if self._prefill is None else self._prefill.scores
-        return cast("PromptScores | None", guarded(scores.take))
+        taken: PromptScores | None = guarded(scores.take)
+        return taken
 
     def _with_scores(self, chunk: TokenChunk, scores: PromptScores) -> TokenChunk:
         self._tracked.on_scored()

@@ -308,7 +308,7 @@ def read_tokens(fields: Fields, prompt: list[object], vocab_size: int, name: str
         wrong = next(token for token in prompt if not is_integer(token))
         fields.add_error(name, f"a token id must be an integer, not {short_repr(wrong)}")
         return ()
-    tokens = cast("tuple[int, ...]", tuple(prompt))
+    tokens: tuple[Any, ...] = tuple(prompt)  # integers, each
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         outside = next(token for token in tokens if not 0 <= token < vocab_size)
         fields.add_error(name, f"token id {short_repr(outside)} is out of the vocabulary [0, {vocab_size})")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from baton.telemetry.fast_histogram import FastHistogram
+from baton.telemetry.fast_histogram import FastHistogram, observe_each
 
 BOUNDS = (0.1, 1.0, 10.0)
 
@@ -21,6 +21,16 @@ def test_it_is_rendered_like_a_histogram(values: list[float]):
         fast.observe(value)
         slow.observe(value)
     assert samples(ours) == pytest.approx(samples(theirs))
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["split", "local"]), st.floats(0.0, 20.0)), max_size=30))
+def test_observations_of_several_children_count_as_each_alone(steps: list[tuple[str, float]]):
+    together, alone = CollectorRegistry(), CollectorRegistry()
+    one, other = (FastHistogram("x_seconds", "X.", ["path"], BOUNDS, each) for each in (together, alone))
+    observe_each([(one.labels(path), value) for path, value in steps])
+    for path, value in steps:
+        other.labels(path).observe(value)
+    assert samples(together) == samples(alone)
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:

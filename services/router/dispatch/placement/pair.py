@@ -56,6 +56,8 @@ class Pair:
 
     def matches(self, fingerprint: str, grammars: str = "") -> bool:
         """True when both workers have this fingerprint and grammar library. Every pair matches ""."""
+        if not fingerprint and not grammars:
+            return True
         return all(
             fingerprint in ("", worker.fingerprint) and grammars in ("", worker.grammars) for worker in self.workers
         )

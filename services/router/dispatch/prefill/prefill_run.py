@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any
 
 import grpc
 
@@ -206,12 +206,12 @@ class PrefillRun:
         """As `_read`, of what has come in a session."""
         try:
             while stream.is_ready:
-                event = stream.read_now()
+                event: Any = stream.read_now()  # the stream brings nothing but events of a prompt
                 if event is None:
                     if not self.sealed.done():
                         self.fail(lost_worker(PREFILL, "ended its stream early"))
                     return
-                self._on_event(cast("prefill_pb2.PrefillEvent", event))  # the stream brings nothing else
+                self._on_event(event)
         except WorkerLost as lost:  # its session was lost
             worker, broken = self._spec.pair.prefill, AttemptFailure(lost, FaultSource.PREFILL)
             self.fail(suspect_lost(self._workers, worker, broken, self._spec.request.id))

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import grpc
 
@@ -89,7 +89,7 @@ async def _read_reply(stream: SessionStream, timeout_s: float, deadline: float) 
     gives_up_at = loop.time() + timeout_s
     timer = loop.call_at(min(gives_up_at, deadline), stream.cancel)
     try:
-        reply = await stream.read()
+        reply: Any = await stream.read()  # the stream brings nothing but replies
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -104,7 +104,8 @@ async def _read_reply(stream: SessionStream, timeout_s: float, deadline: float) 
         stream.cancel()
     if reply is None:
         raise lost_worker(DECODE, "ended a reservation without a reply")
-    return cast("decode_pb2.ReserveReply", reply)  # the stream brings nothing else
+    answer: decode_pb2.ReserveReply = reply
+    return answer
 
 
 class PrefillCall(Protocol):

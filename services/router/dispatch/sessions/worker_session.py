@@ -39,7 +39,8 @@ class WorkerSession(DialledSession[SessionStream]):
         opened.prefill_id = request.prefill_id
         opened.prefill_incarnation = request.prefill_incarnation
         opened.deadline_s = request.deadline_s
-        opened.traceparent = trace.traceparent
+        if trace.trace_id:
+            opened.traceparent = trace.traceparent
         opened.http_request_id = trace.http_request_id
         self._post_with_prompt(message, opened.request, request.request.tokens)
         return stream
@@ -50,7 +51,8 @@ class WorkerSession(DialledSession[SessionStream]):
         message = pb.StreamMessage(stream=number)
         opened = message.reserve
         opened.request.CopyFrom(request)
-        opened.traceparent = trace.traceparent
+        if trace.trace_id:
+            opened.traceparent = trace.traceparent
         opened.http_request_id = trace.http_request_id
         self._dialler.pump.post(message)
         return stream
@@ -61,7 +63,8 @@ class WorkerSession(DialledSession[SessionStream]):
         message = pb.StreamMessage(stream=number)
         opened = message.prefill
         opened.request.CopyFrom(request)
-        opened.traceparent = trace.traceparent
+        if trace.trace_id:
+            opened.traceparent = trace.traceparent
         opened.http_request_id = trace.http_request_id
         self._post_with_prompt(message, opened.request.request, request.request.tokens)
         return stream
