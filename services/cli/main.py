@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cyclopts import App
@@ -17,6 +17,8 @@ from baton.services.cli.serve import serve_app
 from baton.settings.process import end_process
 
 PACKAGE = "baton.services.cli"
+Call = Callable[[], object]
+"""A command with its arguments."""
 COMMANDS = {
     "bench": "bench.commands:bench_app",
     "cache": "cache.command:cache_app",
@@ -63,10 +65,22 @@ def _imported(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def run(tokens: Sequence[str]) -> int:
-    """Runs one command line, without the program's name, and returns its exit code. Prints errors to stderr."""
+def parse(tokens: Sequence[str]) -> Call:
+    """What a command line, without the program's name, asks for. Raises `CycloptsError`, or what settings raise."""
+    function, bound, _ = build_app(tokens).parse_args(list(tokens), exit_on_error=False, print_error=False)
+    return lambda: function(*bound.args, **bound.kwargs)
+
+
+def run(tokens: Sequence[str], call: Call | None = None) -> int:
+    """Runs one command line, without the program's name, and returns its exit code. Prints errors to stderr.
+
+    `call`: what `parse` has read from it before.
+    """
     try:
-        code = build_app(tokens)(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+        if call is None:
+            code = build_app(tokens)(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+        else:
+            code = call()
     except EXPECTED_ERRORS as error:
         message, code = explain(error)
         print(f"baton: {message}", file=sys.stderr)

@@ -28,9 +28,12 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from baton.services.cli import main as command
+from baton.services.cli.errors import EXPECTED_ERRORS
+from baton.services.cli.main import Call
 from baton.services.cli.processes.die_with_parent import end_with_parent
 from baton.settings.base import SettingsError
 from baton.settings.model_source import resolve_model
@@ -61,11 +64,19 @@ def main() -> None:
     shared = SharedParts()  # lives to the end of each fork
     for service in filter(None, services.split(",")):
         shared.import_service(service)
-    words = serve(requests, int(parent), shared)
-    if words is not None:
+    service = serve(requests, int(parent), shared)
+    if service is not None:
         gc.enable()
-        sys.argv = [command.__file__, *words]
-        end_process(command.run(words))
+        sys.argv = [command.__file__, *service.words]
+        end_process(command.run(service.words, service.call))
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedCommand:
+    """What a new process runs. `call`: what its words ask for; None if they cannot be read."""
+
+    words: Sequence[str]
+    call: Call | None
 
 
 class SharedParts:
@@ -114,8 +125,8 @@ def vocabulary(flags: Sequence[str]) -> list[object]:
         return []  # the worker tells what it lacks
 
 
-def serve(requests: socket.socket, parent: int, shared: SharedParts) -> list[str] | None:
-    """Answers requests. Returns None once there are no more, and in a new process the words of its command."""
+def serve(requests: socket.socket, parent: int, shared: SharedParts) -> ForkedCommand | None:
+    """Answers requests. Returns None once there are no more, and in a new process its command."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, NUM_DESCRIPTORS)
         if not message:
@@ -127,6 +138,7 @@ def serve(requests: socket.socket, parent: int, shared: SharedParts) -> list[str
         log, start = descriptors
         words = json.loads(message)
         shared.prepare(words)
+        service = read_command(words)
         try:
             pid = fork_orphan()
         except OSError as error:
@@ -135,11 +147,21 @@ def serve(requests: socket.socket, parent: int, shared: SharedParts) -> list[str
             if pid == 0:
                 requests.close()
                 become(words, parent, log, start)
-                return list(words)
+                return service
             answer = {"pid": pid, **({"kernels": shared.kernels} if shared.kernels else {})}
         os.close(log)
         os.close(start)
         requests.send(json.dumps(answer).encode())
+
+
+def read_command(words: Sequence[str]) -> ForkedCommand:
+    """Reads a command line here: to look at the types of all flags a fork would copy the pages of their classes."""
+    try:
+        call = command.parse(words)
+    except EXPECTED_ERRORS:  # the fork tells what is wrong with it
+        call = None
+    gc.freeze()
+    return ForkedCommand(tuple(words), call)
 
 
 def fork_orphan() -> int:

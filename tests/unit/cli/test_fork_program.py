@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.cli.processes.fork_program import release_code_pages, unchanged_code
+from baton.services.cli import main, serve
+from baton.services.cli.processes.fork_program import read_command, release_code_pages, unchanged_code
 
 TIMEOUT_S = 120.0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -47,6 +48,25 @@ def output_of(program: str, *words: str) -> list[int]:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env={**os.environ})
     assert ended.returncode == 0, ended.stderr
     return [int(word) for word in ended.stdout.split()]
+
+
+def test_a_fork_runs_a_command_that_was_read_before_it(monkeypatch):
+    """Reading it there would copy the pages of all classes of flags."""
+    words = ("serve", "router", "--port=81")
+    call = read_command(words).call
+    monkeypatch.setattr(main, "build_app", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(serve, "run_service", lambda name, settings: settings.port)
+    assert call is not None
+    assert main.run(words, call) == 81
+
+
+def test_a_command_that_cannot_be_read_is_told_by_the_fork(capsys):
+    words = ("serve", "router", "--nonsense=1")
+    call = read_command(words).call
+    assert capsys.readouterr() == ("", "")
+    assert call is None
+    assert main.run(words, call) == 2
+    assert "--nonsense" in capsys.readouterr().err
 
 
 def test_code_that_imports_have_run_is_unmapped():
