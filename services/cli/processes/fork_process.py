@@ -1,17 +1,24 @@
 """The process of a fork server: how it is started, and the socket to it. Standard library only.
 
-`baton up` starts it before it imports anything else (`start_early`), and hands it to `ServiceForkServer` later.
+`baton up` forks it from itself as soon as it has imported what both need (`start_early`), and hands it to
+`ServiceForkServer` later. Where it cannot be forked, and once `baton up` has threads, it is started.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NoReturn
 
 from baton.services.cli.processes import die_with_parent
 
@@ -23,6 +30,37 @@ FIRST_SERVICE = "router"
 _NOT_STARTING = frozenset({"--help", "-h", "--version"})
 
 
+class ForkedServer:
+    """The part of `subprocess.Popen` that is used, for a fork server that this process has forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs. That of a signal is negative."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, within `timeout` seconds. Raises `subprocess.TimeoutExpired`. For one caller at a time."""
+        if self.returncode is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                if not select.select([pidfd], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            finally:
+                os.close(pidfd)
+        return self.returncode
+
+    def kill(self) -> None:
+        """Sends SIGKILL; no effect after its end."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True)
 class ForkProcess:
     """A running `fork_program`. `requests`: the socket to it, which does not block.
@@ -30,7 +68,7 @@ class ForkProcess:
     `output`: what it writes to before it gets a log; None for one that has a log from the beginning.
     """
 
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | ForkedServer
     requests: socket.socket
     output: IO[bytes] | None = None
 
@@ -72,24 +110,84 @@ def start_process(
     return popen, requests
 
 
+def fork_process(output: IO[bytes], num_bytes: int, services: Sequence[str]) -> tuple[ForkedServer, socket.socket]:
+    """Forks the program from this process: what both have imported is in memory once. As `start_process` otherwise.
+
+    On the main thread, the only one. Objects of this process are exempt from garbage collection from now on: a
+    collection would copy their pages. Raises `OSError`.
+    """
+    requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()  # not a second time, by the fork
+    gc.freeze()
+    with other:
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            requests.close()
+            _become_program(output, other.detach(), parent, num_bytes, services)
+    with contextlib.suppress(OSError):  # it has done so by itself, or has ended
+        os.setpgid(pid, pid)
+    requests.setblocking(False)
+    return ForkedServer(pid), requests
+
+
+def _become_program(output: IO[bytes], requests: int, parent: int, num_bytes: int, services: Sequence[str]) -> NoReturn:
+    """Runs the program in a fork, with the descriptors and the group of a started one. Never returns to the caller."""
+    code: str | int | None = 1
+    try:
+        os.setpgid(0, 0)
+        die_with_parent.end_with_parent(parent, signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        output.close()
+        importlib.import_module(PROGRAM).run(requests, parent, services, num_bytes)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # the root of this process
+        traceback.print_exc()
+    finally:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _can_be_forked() -> bool:
+    """True while this process has one thread, and where the end of a fork can be waited for."""
+    return hasattr(os, "pidfd_open") and len(os.listdir("/proc/self/task")) == 1
+
+
 _early: list[ForkProcess] = []
 """What `start_early` has started, until somebody takes it."""
 
 
 def start_early(words: Sequence[str]) -> None:
-    """Starts a fork server for a command line, without the program's name, that will need one. On the main thread.
+    """Forks or starts a fork server for a command line, without the program's name, that will need one.
 
-    No effect for other command lines, on other systems than Linux, and where it cannot be started: `ServiceForkServer`
-    tells why.
+    On the main thread. No effect for other command lines, on other systems than Linux, and where it cannot be started:
+    `ServiceForkServer` tells why.
     """
-    if words[:1] != ["up"] or _NOT_STARTING.intersection(words) or sys.platform != "linux":
+    if not wants_early(words):
         return
     try:
         output = os.fdopen(os.memfd_create(PROGRAM), "w+b")
         num_bytes = 4 * MIN_ARGUMENT_BYTES + sum(len(os.fsencode(word)) for word in words)
-        _early.append(ForkProcess(*start_process(output, num_bytes, None, [FIRST_SERVICE]), output))
+        if _can_be_forked():
+            process = ForkProcess(*fork_process(output, num_bytes, [FIRST_SERVICE]), output)
+        else:
+            process = ForkProcess(*start_process(output, num_bytes, None, [FIRST_SERVICE]), output)
+        _early.append(process)
     except (OSError, AttributeError):  # some builds of Python lack `memfd_create`
         pass
+
+
+def wants_early(words: Sequence[str]) -> bool:
+    """True for a command line, without the program's name, that `start_early` starts a fork server for."""
+    return words[:1] == ["up"] and not _NOT_STARTING.intersection(words) and sys.platform == "linux"
 
 
 def take_early() -> ForkProcess | None:

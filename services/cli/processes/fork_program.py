@@ -35,6 +35,7 @@ from baton.services.cli import main as command
 from baton.services.cli.errors import EXPECTED_ERRORS
 from baton.services.cli.main import Call
 from baton.services.cli.processes.die_with_parent import end_with_parent
+from baton.services.cli.processes.shown_arguments import make_room, set_arguments
 from baton.settings.base import SettingsError
 from baton.settings.model_source import resolve_model
 from baton.settings.process import end_process, limit_threads, trim_heap
@@ -49,26 +50,34 @@ _CODE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\n((?:[A-Z].*\n)+)", re
 """A mapping of a file's code in `/proc/self/smaps`: its first address, its end, its fields."""
 _UNCHANGED = (re.compile(r"^Anonymous: +0 kB", re.MULTILINE), re.compile(r"^Swap: +0 kB", re.MULTILINE))
 """What a mapping has without pages of its own: changed ones are anonymous, and not counted so once swapped out."""
-_ARGUMENTS = slice(45, 47)
-"""Places of the first and the last address of the arguments in `/proc/self/stat`, counted behind the name."""
 
 
 def main() -> None:
-    """Serves until the supervisor closes the socket, or in a new process runs its command to the process's end."""
+    """The program of a started process."""
     descriptor, parent, services, _padding = sys.argv[1:]
+    run(int(descriptor), int(parent), list(filter(None, services.split(","))))
+
+
+def run(descriptor: int, parent: int, services: Sequence[str], num_bytes: int = 0) -> None:
+    """Serves until the supervisor closes the socket, or in a new process runs its command to the process's end.
+
+    `num_bytes`: room for arguments that this process was not started with.
+    """
+    if num_bytes:
+        make_room(num_bytes)
     set_arguments((sys.executable, "-m", "baton.services.cli.processes.fork_program"))
-    requests = socket.socket(fileno=int(descriptor))
+    requests = socket.socket(fileno=descriptor)
     requests.send(b"{}")
     gc.disable()  # imports leave no garbage worth three passes over all of it
     limit_threads(1)  # of libraries that start them when they are loaded: a service sets its own number
     shared = SharedParts()  # lives to the end of each fork
-    for service in filter(None, services.split(",")):
+    for service in services:
         shared.import_service(service)
-    service = serve(requests, int(parent), shared)
-    if service is not None:
+    forked = serve(requests, parent, shared)
+    if forked is not None:
         gc.enable()
-        sys.argv = [command.__file__, *service.words]
-        end_process(command.run(service.words, service.call))
+        sys.argv = [command.__file__, *forked.words]
+        end_process(command.run(forked.words, forked.call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +243,6 @@ def write_to(log: int) -> None:
     for output in (1, 2):
         os.dup2(log, output)
     os.close(log)
-
-
-def set_arguments(words: Sequence[str]) -> None:
-    """Has `ps` show `words`, as far as the arguments that this process was started with are long."""
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        numbers = file.read().rpartition(")")[2].split()
-    first, last = map(int, numbers[_ARGUMENTS])
-    room = last - first
-    if room > 0:
-        ctypes.memmove(first, b"\0".join(map(os.fsencode, words))[: room - 1].ljust(room, b"\0"), room)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,9 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be adop
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """These tests are no process to fork: theirs are started. `test_early_fork` has the others."""
+    monkeypatch.setattr(fork_process, "_can_be_forked", lambda: False)
     yield
     close_early()
 
