@@ -5,10 +5,16 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
+import inspect
+import itertools
 import os
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -37,9 +43,40 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         validate_default=True,
+        defer_build=True,  # a process validates its own settings, and knows those of all services
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Describes fields by their docstrings.
+
+        Pydantic's own way (`use_attribute_docstrings`) reads and looks for the source anew for each class, among all
+        modules of the process.
+        """
+        texts = _field_docs(cls.__module__).get(cls.__qualname__, {})
+        for name, field in cls.model_fields.items():
+            if field.description is None:
+                field.description = texts.get(name)
+
+
+@functools.cache
+def _field_docs(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Docstrings of fields by class and field, of the classes of a module; none where there is no source."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        tree = ast.parse(Path(path or "").read_bytes())
+    except (OSError, SyntaxError):
+        return {}
+    return {node.name: dict(_docs_in(node.body)) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _docs_in(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Name and text of each annotated name that a text follows."""
+    for field, text in itertools.pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                yield name, inspect.cleandoc(doc)
 
 
 def env_name(field: str) -> str:

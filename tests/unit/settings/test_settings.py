@@ -1,18 +1,50 @@
 """Settings: precedence, refusals and derived values."""
 
+import subprocess
+import sys
+
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from baton.domain.timing.step_time import StepTimeModel
 from baton.services.decode.settings import DecodeSettings
 from baton.services.prefill.policy import PolicySettings, PrefillPolicy
 from baton.services.prefill.settings import PrefillSettings
 from baton.services.router.settings import RouterSettings
-from baton.settings.base import SettingsError, known_variables, refuse_unknown_variables
+from baton.settings.base import Settings, SettingsError, known_variables, refuse_unknown_variables
 from baton.settings.choices import Dtype
 from baton.settings.groups import WorkerSettings, parse_cores
 
 MODELS = (RouterSettings, PrefillSettings, DecodeSettings)
+VALIDATORS_BUILT = """
+import baton.services.cli.main
+from baton.services.cli.settings import COMMANDS
+built = lambda: sorted(name for name, model in COMMANDS.items() if model.__pydantic_complete__)
+print(len(COMMANDS), *built())
+COMMANDS["serve router"]()
+print(*built())
+"""
+
+
+class Described(Settings):
+    """Text of the class."""
+
+    plain: int = 1
+    """Of a field
+    in two lines."""
+    explicit: int = Field(1, description="as it says")
+    """Not this."""
+    undescribed: int = 1
+
+    class Inner:
+        plain: int = 2
+        """Of another class."""
+
+
+class Inheriting(Described):
+    plain: int = 3
+    other: int = 1
+    """Of a second one."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +57,26 @@ def no_variables(monkeypatch):
 def test_every_field_is_documented_and_there_are_at_most_76(model):
     assert all(field.description for field in model.model_fields.values())
     assert len(model.model_fields) <= 76
+
+
+def test_fields_have_the_texts_that_follow_them():
+    texts = {name: field.description for name, field in Described.model_fields.items()}
+    assert texts == {"plain": "Of a field\nin two lines.", "explicit": "as it says", "undescribed": None}
+
+
+def test_inherited_fields_keep_their_texts_unless_they_are_replaced():
+    texts = {name: field.description for name, field in Inheriting.model_fields.items()}
+    assert texts == {"plain": None, "explicit": "as it says", "undescribed": None, "other": "Of a second one."}
+
+
+def test_the_command_builds_the_validator_that_it_uses():
+    """It knows the settings of all services, for flags and names of variables."""
+    run = subprocess.run([sys.executable, "-c", VALIDATORS_BUILT], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    before, after = run.stdout.splitlines()
+    assert before.split()[1:] == []
+    assert int(before.split()[0]) > 1
+    assert after == "serve router"
 
 
 def test_explicit_values_beat_variables_which_beat_defaults(monkeypatch):
