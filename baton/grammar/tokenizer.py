@@ -18,6 +18,7 @@ CAPABILITY = f"llguidance/{version('llguidance')}"
 
 WORD_BITS = 32
 
+_SPACES = r"[\x20\x0A\x0D\x09]+"
 _SAMPLE = '{"A": [1, "b c"]}'
 _PREFIX_SPACE = re.compile(r'"add_prefix_space"\s*:\s*true')
 
@@ -32,7 +33,8 @@ class GrammarTokenizer:
         """
         if not eos or max(eos) >= vocab_size:
             raise ValueError("grammars need a token that ends the text")
-        self.ll = LLTokenizer(_without_prefix_space(source), n_vocab=vocab_size, eos_token=sorted(eos))
+        words = _without_prefix_space(source)
+        self.ll = LLTokenizer(words, n_vocab=vocab_size, eos_token=sorted(eos), slices=slices())
         if self.ll.decode_str(self.ll.tokenize_str(_SAMPLE)) != _SAMPLE:
             raise ValueError("the tokenizer changes texts, so that no grammar could force one")
         self.vocab_size = vocab_size
@@ -55,6 +57,14 @@ class GrammarTokenizer:
     def num_words(self) -> int:
         """Words of 32 bits of a mask over the vocabulary."""
         return (self.vocab_size + WORD_BITS - 1) // WORD_BITS
+
+
+def slices() -> list[str]:
+    """Texts whose tokens are looked up at once in masks where all of them are allowed. Masks do not depend on it.
+
+    Those of the library, but for runs of spaces and line ends: 10 MiB with 150,000 tokens, and no mask is faster.
+    """
+    return [text for text in LLTokenizer.general_slices() if text != _SPACES]
 
 
 _present: WeakValueDictionary[str, GrammarTokenizer] = WeakValueDictionary()
