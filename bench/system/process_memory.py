@@ -43,7 +43,7 @@ _HUGE_PAGES = "hg"
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryMapping:
+class MappedMemory:
     """One mapping of a process. `path`: "" for anonymous memory; `flags`: of `VmFlags`; the rest in bytes."""
 
     permissions: str
@@ -71,7 +71,7 @@ class MemoryMapping:
             yield "shared", self.pss - self.own
 
 
-def read_mappings(smaps: str) -> Iterator[MemoryMapping]:
+def read_mappings(smaps: str) -> Iterator[MappedMemory]:
     """The mappings in the content of `/proc/PID/smaps`."""
     permissions, path, sizes = "", "", Counter[str]()
     for line in smaps.splitlines():
@@ -83,7 +83,7 @@ def read_mappings(smaps: str) -> Iterator[MemoryMapping]:
             sizes[name] = int(value.split()[0]) * KIB
             continue
         own = sizes["Private_Clean"] + sizes["Private_Dirty"]
-        yield MemoryMapping(permissions, path, frozenset(value.split()), sizes["Pss"], own, sizes["Pss_Dirty"])
+        yield MappedMemory(permissions, path, frozenset(value.split()), sizes["Pss"], own, sizes["Pss_Dirty"])
 
 
 def read_process(pid: int) -> Counter[str]:

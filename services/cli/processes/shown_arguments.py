@@ -36,7 +36,7 @@ _areas: list[mmap.mmap] = []
 """Memory of arguments; mapped until the end of the process and of its forks."""
 
 
-class _MemoryMap(ctypes.Structure):
+class _AddressTable(ctypes.Structure):
     """`struct prctl_mm_map`."""
 
     _fields_ = (
@@ -55,7 +55,7 @@ def make_room(num_bytes: int) -> None:
     area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     found["arg_start"] = ctypes.addressof(ctypes.c_char.from_buffer(area))
     found["arg_end"] = found["arg_start"] + num_bytes
-    wanted = _MemoryMap(**found, brk=libc.sbrk(0), exe_fd=_NO_FILE)
+    wanted = _AddressTable(**found, brk=libc.sbrk(0), exe_fd=_NO_FILE)
     refused = libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(wanted), ctypes.sizeof(wanted), 0)
     if not refused:
         _areas.append(area)
