@@ -114,7 +114,7 @@ def fork_process(output: IO[bytes], num_bytes: int, services: Sequence[str]) -> 
     """Forks the program from this process: what both have imported is in memory once. As `start_process` otherwise.
 
     On the main thread, the only one. Objects of this process are exempt from garbage collection from now on: a
-    collection would copy their pages. Raises `OSError`.
+    collection would copy their pages. The fork inherits no descriptor but `output`. Raises `OSError`.
     """
     requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -132,7 +132,11 @@ def fork_process(output: IO[bytes], num_bytes: int, services: Sequence[str]) -> 
 
 
 def _become_program(output: IO[bytes], requests: int, parent: int, num_bytes: int, services: Sequence[str]) -> NoReturn:
-    """Runs the program in a fork, with the descriptors and the group of a started one. Never returns to the caller."""
+    """Runs the program in a fork. Never returns to the caller.
+
+    As a started one it leads a group, and has the standard streams and `requests` open, nothing else: a lock or a pipe
+    that `baton up` has inherited is no matter of services.
+    """
     code: str | int | None = 1
     try:
         os.setpgid(0, 0)
@@ -144,6 +148,7 @@ def _become_program(output: IO[bytes], requests: int, parent: int, num_bytes: in
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
         output.close()
+        _close_all_but(0, 1, 2, requests)
         importlib.import_module(PROGRAM).run(requests, parent, services, num_bytes)
         code = 0
     except SystemExit as end:
@@ -154,6 +159,13 @@ def _become_program(output: IO[bytes], requests: int, parent: int, num_bytes: in
         if sys.stderr is not None:
             sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _close_all_but(*kept: int) -> None:
+    """Closes the other descriptors of this process."""
+    for descriptor in set(map(int, os.listdir("/proc/self/fd"))).difference(kept):
+        with contextlib.suppress(OSError):  # that of the list is closed
+            os.close(descriptor)
 
 
 def _can_be_forked() -> bool:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from baton.services.cli.processes.fork_process import start_early, take_early
 start_early(["up"])
 process = take_early()
 
-import asyncio, gc, json, os, sys
+import asyncio, contextlib, gc, json, os, sys
 from pathlib import Path
 from baton.services.cli.processes.fork_server import ServiceForkServer
 from baton.services.cli.processes.supervisor import Supervisor
@@ -38,6 +38,13 @@ from tests.unit.cli.test_fork_server import arguments_of, parent_of, router
 def shared_kib(pid):
     sizes = Path(f"/proc/{{pid}}/smaps_rollup").read_text().split("Shared_Dirty:")[1]
     return int(sizes.split()[0])
+
+def held_by(pid):
+    found = []
+    for descriptor in Path(f"/proc/{{pid}}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(descriptor))
+    return found
 
 async def main():
     log_dir = Path(sys.argv[1])
@@ -58,6 +65,7 @@ async def main():
             "input": os.readlink(f"/proc/{{pid}}/fd/0"),
             "catches_sigterm": bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1),
             "shared_kib": shared_kib(pid),
+            "held": [held_by("self"), held_by(pid), held_by(child.process.pid)],
             "frozen": gc.get_freeze_count(),
         }}
         await supervisor.stop((), grace_s=60.0)
@@ -71,14 +79,24 @@ A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, da
 MIN_SHARED_KIB = 8 * 1024
 
 
-def facts(tmp_path: Path, before: str = "") -> dict[str, Any]:
-    """What a program finds that starts an early fork server and a router; its own command line is short."""
+def facts(tmp_path: Path, before: str = "", inherited: Sequence[int] = ()) -> dict[str, Any]:
+    """What a program finds that starts an early fork server and a router; its own command line is short.
+
+    `inherited`: descriptors that it has from its parent, too.
+    """
     (tmp_path / "up.py").write_text(FORKS.format(before=before))
     command = [sys.executable, "up.py", "."]
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     ended = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=3 * DEADLINE_S, env=environment
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * DEADLINE_S,
+        env=environment,
+        pass_fds=inherited,
     )
     assert ended.returncode == 0, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout)
@@ -96,6 +114,18 @@ def test_it_is_a_process_of_its_own_and_shares_imports(tmp_path: Path):
     child, server = found["ends"]
     assert child == 0
     assert server in (0, -signal.SIGKILL), "killed, unless it has seen the end of its socket before"
+
+
+def test_what_up_inherits_is_not_held_by_its_processes(tmp_path: Path):
+    """A script that waits for the end of a pipe, or for a lock of `flock`, would wait for services that live on."""
+    read, write = os.pipe()
+    with (tmp_path / "lock").open("w") as lock:
+        names = {os.readlink(f"/proc/self/fd/{number}") for number in (write, lock.fileno())}
+        up, *others = facts(tmp_path, inherited=[write, lock.fileno()])["held"]
+    os.close(read)
+    os.close(write)
+    assert names <= set(up)
+    assert [names.intersection(other) for other in others] == [set(), set()]
 
 
 def test_ps_shows_commands_that_are_longer_than_that_of_up(tmp_path: Path):
