@@ -3,7 +3,7 @@
 1. Check variables, the model's files, Redis and the port.
 2. Start Redis unless one is given, choose the deployment, start workers and router. Each worker gets its own cores.
 3. Wait until the router is ready and a smoke_request's pages have moved.
-4. Serve until Ctrl-C or SIGTERM; start a process that died once more, Redis too, unless that happens too often.
+4. Serve until Ctrl-C or SIGTERM; start a process that died once more, a service unless that happens too often.
 5. Stop the router (it drains), decode, prefill, encode, Redis; leave nothing behind. A second signal kills what runs.
 """
 
@@ -38,7 +38,7 @@ from baton.services.cli.errors import EXIT_INTERRUPTED, StartFailed
 from baton.services.cli.key import own_keys
 from baton.services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores, require_port
 from baton.services.cli.processes.demo_control import DemoServer
-from baton.services.cli.processes.embedded_redis import REDIS, EmbeddedRedis, embedded_redis
+from baton.services.cli.processes.embedded_redis import EmbeddedRedis, embedded_redis
 from baton.services.cli.processes.fork_process import close_early, take_early
 from baton.services.cli.processes.fork_server import ServiceForkServer, can_fork
 from baton.services.cli.processes.interrupts import interrupted_once
@@ -119,8 +119,9 @@ async def run_plan(
     with shutdown_event(supervisor.kill) as stop:
         async with supervisor, DemoServer(supervisor).serving(demo_socket):
             try:
-                if await _start_all(plan, settings, supervisor, stop, console):
-                    await _serve(plan, settings, supervisor, stop, console)
+                async with contextlib.AsyncExitStack() as watches:
+                    if await _start_all(plan, settings, supervisor, stop, console, watches):
+                        await _serve(plan, settings, supervisor, stop, console)
             finally:
                 await _stop(supervisor, settings, console)
     return EXIT_INTERRUPTED if supervisor.was_killed else 0
@@ -132,7 +133,7 @@ async def _serve(
     """Checks the started processes and keeps them running; returns after a signal to stop. Raises `StartFailed`."""
 
     def watch() -> Coroutine[Any, Any, Child | None]:
-        return _first_exit(supervisor, stop, plan.redis, console)
+        return _first_exit(supervisor, stop)
 
     async with _task(watch()) as exit_watch:
         await _wait_until_serving(plan, settings, exit_watch, console)
@@ -140,13 +141,23 @@ async def _serve(
 
 
 async def _start_all(
-    plan: LaunchPlan, settings: UpSettings, supervisor: Supervisor, stop: asyncio.Event, console: Console
+    plan: LaunchPlan,
+    settings: UpSettings,
+    supervisor: Supervisor,
+    stop: asyncio.Event,
+    console: Console,
+    watches: contextlib.AsyncExitStack,
 ) -> bool:
-    """Starts the processes; False if a signal to stop comes before. Raises `StartFailed`, also if time is up."""
+    """Starts the processes; False if a signal to stop comes before. Redis is kept running until `watches` closes.
+
+    Raises `StartFailed`, also if time is up.
+    """
 
     async def start() -> None:
         if plan.redis is not None:
-            await plan.redis.start(supervisor)
+            tell = partial(console.print, markup=False, highlight=False)
+            kept = plan.redis.keep_running(supervisor, await plan.redis.start(supervisor), tell)
+            await watches.enter_async_context(_task(kept))
         for command in sorted(plan.commands, key=lambda command: command.name != "router"):
             await supervisor.start(command)  # the router first: its fork need not wait for PyTorch
 
@@ -166,15 +177,9 @@ async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object], t
         return True
 
 
-async def _first_exit(
-    supervisor: Supervisor, stop: asyncio.Event, redis: EmbeddedRedis | None, console: Console
-) -> Child | None:
-    """The first child that ends by itself; None if a signal to stop comes first.
-
-    `redis` is started again instead, unless it has ended too often.
-    """
-    ending = supervisor.first_exit() if redis is None else redis.first_exit(supervisor, partial(_tell_restart, console))
-    async with _task(stop.wait()) as stop_asked, _task(ending) as exit_:
+async def _first_exit(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
+    """The first service that ends by itself; None if a signal to stop comes first."""
+    async with _task(stop.wait()) as stop_asked, _task(supervisor.first_exit()) as exit_:
         await asyncio.wait([stop_asked, exit_], return_when=asyncio.FIRST_COMPLETED)
         return None if stop.is_set() else await exit_
 
@@ -195,21 +200,12 @@ async def _keep_running(
     while exited is not None:
         if exited in supervisor.asked:
             console.print(f"{exited.name} was ended from the page. It is started again.", highlight=False)
-        elif exited.name == REDIS or not restarts.allows(time.monotonic()):
-            raise StartFailed(_exit_report(exited))
+        elif not restarts.allows(time.monotonic()):
+            raise StartFailed(exited.exit_report())
         else:
-            _tell_restart(console, exited)
+            console.print(exited.exit_report(), "It is started again.", sep="\n", markup=False, highlight=False)
         await _done_before(stop, supervisor.restart(exited))
         exited = await watch()
-
-
-def _tell_restart(console: Console, exited: Child) -> None:
-    console.print(_exit_report(exited), "It is started again.", sep="\n", markup=False, highlight=False)
-
-
-def _exit_report(child: Child) -> str:
-    how = f"{child.name} ended by itself with exit code {child.process.returncode}. Its last log lines:"
-    return f"{how}\n{child.log_tail() or '(none)'}"
 
 
 async def _wait_until_serving(
@@ -224,7 +220,7 @@ async def _wait_until_serving(
             await asyncio.wait([exit_watch], timeout=_EXIT_REPORT_S)
         if exit_watch.done():
             if (exited := await exit_watch) is not None:
-                raise StartFailed(_exit_report(exited))
+                raise StartFailed(exited.exit_report())
             return
         if not check.done():
             raise _too_late(settings.start_timeout_s)

@@ -42,6 +42,11 @@ class Child:
         """The last lines of its log."""
         return log_tail(self.log, num_lines)
 
+    def exit_report(self) -> str:
+        """What to say of its end."""
+        how = f"{self.name} ended by itself with exit code {self.process.returncode}. Its last log lines:"
+        return f"{how}\n{self.log_tail() or '(none)'}"
+
     async def stop(self, grace_s: float) -> None:
         """Terminates it, waits `grace_s`, then kills it; returns after its end. Idempotent."""
         if self.running:
@@ -120,15 +125,17 @@ class Supervisor:
                     child.process.kill()
 
     async def restart(self, child: Child) -> Child:
-        """Starts an ended child again, with the same command and log."""
-        self.children.remove(child)
+        """Starts an ended child again, with the same command and log. Raises as `start`; then it may be tried again."""
+        if child in self.children:
+            self.children.remove(child)
         self.asked.discard(child)
         return await self.start(child.command)
 
     async def first_exit(self) -> Child:
-        """Waits until a child ends and returns it."""
-        await asyncio.wait([child.exit for child in self.children], return_when=asyncio.FIRST_COMPLETED)
-        return next(child for child in self.children if not child.running)
+        """Waits until a child ends and returns it. Commands that are not `watched` are left to others."""
+        watched = [child for child in self.children if child.command.watched]
+        await asyncio.wait([child.exit for child in watched], return_when=asyncio.FIRST_COMPLETED)
+        return next(child for child in watched if not child.running)
 
     async def stop(self, stages: Sequence[str], grace_s: float) -> list[str]:
         """Stops children stage by stage: those whose name begins with the first prefix, then the next, then the rest.

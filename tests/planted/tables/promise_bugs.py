@@ -355,7 +355,7 @@ PROMISE_BUGS = (
     ),
     PlantedBug(
         RESTARTS, "a killed server stays away", "services/cli/processes/embedded_redis.py",
-        "# back-off\n            await supervisor.restart(child)", "\n            await asyncio.Event().wait()",
+        "# back-off\n            try:", "\n            await asyncio.Event().wait()\n            try:",
         EMBEDDED,
     ),
     PlantedBug(
@@ -364,19 +364,31 @@ PROMISE_BUGS = (
         EMBEDDED,
     ),
     PlantedBug(
-        RESTARTS, "it is started for ever", "services/cli/processes/embedded_redis.py",
-        "if not self._restarts.allows(time.monotonic()):", "if self._restarts.allows(time.monotonic()) is None:",
+        RESTARTS, "a restart that fails is the last", "services/cli/processes/embedded_redis.py",
+        "except (OSError, RuntimeError) as error:", "except RuntimeError as error:",
         EMBEDDED,
     ),
     PlantedBug(
         RESTARTS, "it has no pauses", "services/cli/processes/restart_budget.py",
-        "FIRST_PAUSE_S * 2.0 ** (num_ends - 2) if num_ends > 1 else 0.0", "0.0",
+        "min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (num_ends - 2)) if num_ends > 1 else 0.0", "0.0",
         EMBEDDED,
     ),
     PlantedBug(
-        RESTARTS, "an end that is long ago counts", "services/cli/processes/restart_budget.py",
-        "if now - at < WINDOW_S", "if True",
+        RESTARTS, "its pauses become ever longer", "services/cli/processes/restart_budget.py",
+        "min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (num_ends - 2))", "FIRST_PAUSE_S * 2.0 ** (num_ends - 2)",
         EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "its end is taken for that of a service", "services/cli/processes/supervisor.py",
+        "if child.command.watched]", "]", EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "each end is told for ever", "services/cli/processes/embedded_redis.py",
+        "elif not is_told:", "else:", EMBEDDED,
+    ),
+    PlantedBug(
+        RESTARTS, "an end that is long ago counts", "services/cli/processes/restart_budget.py",
+        "if now - at < WINDOW_S", "if True", EMBEDDED,
     ),
     PlantedBug(
         RESTARTS, "a stopped server holds up the end", "services/cli/processes/supervisor.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,6 @@ from redis.asyncio import Redis
 from rich.console import Console
 
 from baton.services.cli import up as up_module
-from baton.services.cli.errors import StartFailed
 from baton.services.cli.processes import embedded_redis as redis_module
 from baton.services.cli.processes import restart_budget
 from baton.services.cli.processes.child_command import ChildCommand
@@ -40,8 +40,16 @@ class UpWithRedis:
         self.started: asyncio.Queue[Child] = asyncio.Queue()
         self.services: asyncio.Queue[Child] = asyncio.Queue()
         self.children: list[Child] = []
+        self.failures: asyncio.Queue[OSError] = asyncio.Queue()
         self.output = io.StringIO()
-        self._logs = folder
+        self.logs = folder
+        self._running: asyncio.Task[int] | None = None
+
+    def end(self) -> None:
+        """Sends SIGTERM; not once `run_plan` has returned: it would end this process."""
+        assert self._running is not None
+        if not self._running.done():
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def note(self, child: Child) -> None:
         self.children.append(child)
@@ -59,7 +67,8 @@ class UpWithRedis:
         plan = replace(plan_of("", **services), redis=self.redis)
         settings = UpSettings(start_timeout_s=DEADLINE_S, drain_timeout_s=10 * DEADLINE_S)
         acting = asyncio.ensure_future(act())
-        running = asyncio.ensure_future(run_plan(plan, settings, self._logs, Console(file=self.output), None))
+        console = Console(file=self.output, width=500)
+        self._running = running = asyncio.ensure_future(run_plan(plan, settings, self.logs, console, None))
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await asyncio.wait([acting, running], return_when=asyncio.FIRST_COMPLETED)
@@ -78,20 +87,22 @@ async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[U
     require_redis()
     start = Supervisor.start
     with embedded_redis() as redis:
-        made = UpWithRedis(redis, tmp_path)
+        logs = tmp_path / "logs"
+        logs.mkdir()
+        made = UpWithRedis(redis, logs)
 
         async def start_and_note(self: Supervisor, command: ChildCommand) -> Child:
-            child = await start(self, command)
+            try:
+                child = await start(self, command)
+            except OSError as error:
+                made.failures.put_nowait(error)
+                raise
             made.note(child)
             return child
 
         monkeypatch.setattr(Supervisor, "start", start_and_note)
         yield made
     assert not redis._socket.parent.exists()
-
-
-def end_up() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def client_of(up: UpWithRedis) -> Redis:
@@ -108,7 +119,7 @@ async def test_a_killed_server_comes_back_with_what_it_had_acknowledged(up: UpWi
                 await client.set(str(number), "kept")
             os.kill(child.process.pid, end)
         await up.server()
-        end_up()
+        up.end()
 
     assert await up.run(kill_it) == 0
     told = up.output.getvalue()
@@ -140,23 +151,48 @@ async def test_a_server_that_is_killed_while_services_start_comes_back(up: UpWit
         child.process.kill()
         await up.server()
         await serving.wait()
-        end_up()
+        up.end()
 
     assert await up.run(kill_it) == 0
 
 
-async def test_a_server_that_keeps_ending_ends_baton_up(up: UpWithRedis, monkeypatch: pytest.MonkeyPatch):
+async def test_a_server_that_keeps_ending_is_tried_again(up: UpWithRedis, monkeypatch: pytest.MonkeyPatch):
+    """Requests are served without it, so it ends nothing else; the user is told once."""
     monkeypatch.setattr(restart_budget, "FIRST_PAUSE_S", 0.001)
 
     async def kill_it() -> None:
         await up.services.get()
-        for _ in range(MAX_RESTARTS + 1):
+        for _ in range(MAX_RESTARTS + 3):
             (await up.server()).process.kill()
-        await asyncio.Event().wait()
+        await up.server()
+        up.end()
 
-    with pytest.raises(StartFailed, match="redis ended by itself with exit code -9"):
-        await up.run(kill_it)
-    assert up.output.getvalue().count("It is started again.") == MAX_RESTARTS
+    assert await up.run(kill_it) == 0
+    told = up.output.getvalue()
+    assert told.count("redis ended by itself with exit code -9") == MAX_RESTARTS + 1
+    assert told.count("It is started again.\n") == MAX_RESTARTS
+    assert told.count(redis_module.TOO_OFTEN) == 1
+
+
+async def test_a_restart_that_fails_is_tried_again(up: UpWithRedis, serving: asyncio.Event):
+    """The folder of logs is away for a while."""
+    away = up.logs.with_name("away")
+
+    async def kill_it() -> None:
+        child = await up.server()
+        await serving.wait()
+        up.logs.rename(away)
+        child.process.kill()
+        await up.failures.get()
+        await up.failures.get()
+        away.rename(up.logs)
+        await up.server()
+        up.end()
+
+    assert await up.run(kill_it) == 0
+    told = up.output.getvalue()
+    assert "redis could not be started again: [Errno 2]" in told
+    assert told.index("redis ended by itself with exit code -9") < told.index("redis could not be started again")
 
 
 async def test_a_server_that_cannot_read_its_file_says_so(up: UpWithRedis, monkeypatch: pytest.MonkeyPatch):
@@ -170,10 +206,56 @@ async def test_a_server_that_cannot_read_its_file_says_so(up: UpWithRedis, monke
         for file in up.redis._socket.parent.rglob("*.aof"):
             file.write_bytes(b"no commands\r\n" * 100)
         child.process.kill()
-        await asyncio.Event().wait()
+        for _ in range(MAX_RESTARTS + 1):
+            await (await up.started.get()).exit
+        up.end()
 
-    with pytest.raises(StartFailed, match=r"redis ended by itself with exit code 1[\s\S]*append only file"):
-        await up.run(damage)
+    assert await up.run(damage) == 0
+    assert re.search(r"redis ended by itself with exit code 1[\s\S]*append only file", up.output.getvalue())
+
+
+HANGING = {"decode-0": "import signal; signal.pause()"}
+
+
+async def test_a_server_comes_back_while_a_service_is_restarted(up: UpWithRedis, monkeypatch, serving: asyncio.Event):
+    """The restart of a service may take the import of PyTorch; here it takes for ever."""
+    restart, hangs = Supervisor.restart, asyncio.Event()
+
+    async def restart_redis_alone(self: Supervisor, child: Child) -> Child:
+        if child.name != REDIS:
+            hangs.set()
+            await asyncio.Event().wait()
+        return await restart(self, child)
+
+    async def kill_both() -> None:
+        server, _, worker = await up.server(), await up.services.get(), await up.services.get()
+        await serving.wait()
+        worker.process.kill()
+        await hangs.wait()
+        server.process.kill()
+        await up.server()
+        up.end()
+
+    monkeypatch.setattr(Supervisor, "restart", restart_redis_alone)
+    assert await up.run(kill_both, **HANGING) == 0
+
+
+async def test_a_service_comes_back_while_redis_has_a_pause(up: UpWithRedis, monkeypatch, serving: asyncio.Event):
+    for name in ("FIRST_PAUSE_S", "MAX_PAUSE_S"):
+        monkeypatch.setattr(restart_budget, name, 10 * DEADLINE_S)
+
+    async def kill_both() -> None:
+        server, _, worker = await up.server(), await up.services.get(), await up.services.get()
+        await serving.wait()
+        server.process.kill()
+        second = await up.server()
+        second.process.kill()
+        await second.exit
+        worker.process.kill()
+        assert (await up.services.get()).name == "decode-0"
+        up.end()
+
+    assert await up.run(kill_both, **HANGING) == 0
 
 
 async def test_a_service_that_ends_beside_redis_is_restarted_too(up: UpWithRedis, serving: asyncio.Event):
@@ -185,9 +267,9 @@ async def test_a_service_that_ends_beside_redis_is_restarted_too(up: UpWithRedis
         await up.server()
         worker.process.kill()
         assert (await up.services.get()).name == "decode-0"
-        end_up()
+        up.end()
 
-    assert await up.run(kill_both, **{"decode-0": "import signal; signal.pause()"}) == 0
+    assert await up.run(kill_both, **HANGING) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -195,7 +277,7 @@ async def test_baton_up_ends_while_redis_is_away(up: UpWithRedis, number: signal
     async def end_both() -> None:
         child = await up.server()
         os.kill(child.process.pid, number)
-        end_up()
+        up.end()
 
     up.redis.command = replace(up.redis.command, stop_s=0.2)
     assert await up.run(end_both) == 0
@@ -247,5 +329,8 @@ def test_a_second_end_within_a_minute_waits_longer_than_the_first():
         pauses.append(budget.pause_s)
     first = restart_budget.FIRST_PAUSE_S
     assert pauses == [0.0, first, 2 * first, 4 * first, 8 * first]
-    budget.allows(WINDOW_S + 10.0)
+    for now in range(5, 20):
+        budget.allows(float(now))
+    assert budget.pause_s == restart_budget.MAX_PAUSE_S
+    budget.allows(WINDOW_S + 30.0)
     assert budget.pause_s == 0.0
