@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class ForkedServer:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit code; None while it runs. That of a signal is negative."""
@@ -44,21 +46,26 @@ class ForkedServer:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, within `timeout` seconds. Raises `subprocess.TimeoutExpired`. For one caller at a time."""
-        if self.returncode is None:
+        """The exit code, within `timeout` seconds. Raises `subprocess.TimeoutExpired`. For callers in any thread."""
+        with self._reaping:
+            if self.returncode is not None:
+                return self.returncode
             pidfd = os.pidfd_open(self.pid)
-            try:
-                if not select.select([pidfd], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+        try:
+            if not select.select([pidfd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+        finally:
+            os.close(pidfd)
+        with self._reaping:
+            if self.returncode is None:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            finally:
-                os.close(pidfd)
-        return self.returncode
+            return self.returncode
 
     def kill(self) -> None:
         """Sends SIGKILL; no effect after its end."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        with self._reaping:
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -128,6 +130,14 @@ def test_what_up_inherits_is_not_held_by_its_processes(tmp_path: Path):
     assert [names.intersection(other) for other in others] == [set(), set()]
 
 
+def _may_move_arguments() -> bool:
+    """True if the kernel knows PR_SET_MM_MAP: it tells the size of its table."""
+    size = ctypes.c_uint32()
+    set_mm, map_size = 35, 15
+    return bool(ctypes.CDLL(None).prctl(set_mm, map_size, ctypes.byref(size), 0, 0) == 0)
+
+
+@pytest.mark.skipif(not _may_move_arguments(), reason="the kernel gives no other place for arguments (PR_SET_MM_MAP)")
 def test_ps_shows_commands_that_are_longer_than_that_of_up(tmp_path: Path):
     found = facts(tmp_path)
     assert found["server"][-1].endswith("fork_program")
@@ -169,3 +179,20 @@ def test_a_killed_forked_server_has_the_signal_as_its_code(waiting):
     server, _ = waiting
     server.kill()
     assert server.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_each_of_two_callers_gets_the_end_of_a_forked_server(waiting, monkeypatch: pytest.MonkeyPatch):
+    """The second one reaps it before the first one can."""
+    server, write = waiting
+    seconds: list[int] = []
+
+    def reaped_meanwhile(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        found = select.select(*arguments)
+        seconds.append(server.wait(DEADLINE_S))
+        return found
+
+    monkeypatch.setattr(select, "select", reaped_meanwhile)
+    os.write(write, b"7\n")
+    assert server.wait(DEADLINE_S) == 7
+    assert seconds == [7]
