@@ -15,8 +15,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def shutdown_event(again: Callable[[], None] | None = None) -> Iterator[asyncio.Event]:
     """Yields an event that the first signal sets: drain. Each further one calls `again`; None: it ends the process.
 
-    For the running loop of the main thread. On exit those handlers are back that were
-    installed before.
+    For the running loop of the main thread. On exit those handlers are back that were installed before. They get a
+    signal that comes meanwhile.
     """
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
@@ -35,7 +35,11 @@ def shutdown_event(again: Callable[[], None] | None = None) -> Iterator[asyncio.
     try:
         yield event
     finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-            if before[number] is not None:  # None: not installed by Python
-                signal.signal(number, before[number])
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # for a moment the default has no handler: the end
+        try:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+                if before[number] is not None:  # None: not installed by Python
+                    signal.signal(number, before[number])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -24,6 +24,27 @@ async def main():
 asyncio.run(main())
 """
 
+AT_THE_EXCHANGE = """
+import asyncio, os, signal
+from baton.rpc.shutdown import shutdown_event
+
+async def main():
+    loop = asyncio.get_running_loop()
+    remove = loop.remove_signal_handler
+
+    def remove_and_signal(number):
+        remove(number)
+        os.kill(os.getpid(), number)
+
+    with shutdown_event():
+        loop.remove_signal_handler = remove_and_signal
+
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: print("ours", number, flush=True))
+asyncio.run(main())
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+"""
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_first_signal_sets_the_event(number):
@@ -66,3 +87,12 @@ async def test_handlers_of_before_are_back_afterwards(number):
         assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
+
+
+def test_a_signal_while_handlers_are_exchanged_reaches_those_of_before():
+    program = [sys.executable, "-c", AT_THE_EXCHANGE]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    *signals, mask = ended.stdout.splitlines()
+    assert sorted(signals) == sorted(f"ours {number:d}" for number in (signal.SIGTERM, signal.SIGINT))
+    assert mask == "set()"
