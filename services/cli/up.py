@@ -123,6 +123,7 @@ async def run_plan(
                     if await _start_all(plan, settings, supervisor, stop, console, watches):
                         await _serve(plan, settings, supervisor, stop, console)
             finally:
+                stop.set()  # from now on, the first signal kills
                 await _stop(supervisor, settings, console)
     return EXIT_INTERRUPTED if supervisor.was_killed else 0
 

@@ -211,6 +211,27 @@ async def test_two_signals_while_starting_end_it(arrivals, tmp_path):
     assert None not in [child.process.returncode for child in children]
 
 
+async def test_the_first_signal_after_a_failed_start_kills_what_stops(arrivals, tmp_path, monkeypatch):
+    """The router ends by itself, and the worker would never stop."""
+    monkeypatch.setattr(up_module, "_STOP_SLACK_S", 10 * DEADLINE_S)
+    task = asyncio.create_task(run(plan_of("never ready", **{"decode-0": STUBBORN}), tmp_path))
+    children = {child.name: child for child in [await arrivals.get(), await arrivals.get()]}
+    await wait_for_log(children["decode-0"], "up")
+    stopping, stop = asyncio.Event(), Supervisor.stop
+
+    async def tell_and_stop(self, stages, grace_s):
+        stopping.set()
+        return await stop(self, stages, grace_s)
+
+    monkeypatch.setattr(Supervisor, "stop", tell_and_stop)
+    children["router"].process.kill()
+    await stopping.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(StartFailed, match="router ended by itself with exit code -9"):
+        await task
+    assert children["decode-0"].process.returncode == -signal.SIGKILL
+
+
 @pytest.fixture
 def forking(tmp_path):
     """A plan with a service that is forked, and its fork server."""
