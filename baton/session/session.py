@@ -30,6 +30,9 @@ DIALLER_KINDS = {pb.SESSION_ROLE_ROUTER: ROUTER_KINDS, pb.SESSION_ROLE_WORKER: I
 LISTENER_KINDS = {pb.SESSION_ROLE_ROUTER: WORKER_KINDS, pb.SESSION_ROLE_WORKER: EXPORTER_KINDS}
 """By the role of the session's dialler."""
 
+LOOK_AGAIN_S = 0.01
+"""From silence to the second look: timers go off before sockets are read. A timer that is less late is on time."""
+
 _kind_of = methodcaller("WhichOneof", "kind")
 
 
@@ -67,7 +70,7 @@ class _Connection:
     ping_sent: int = 0
     ping_sent_at: float = 0.0
     is_asked: bool = False  # a ping has left, and nothing was heard since
-    excused_at: float = -1.0  # `heard_at` as it was set because this process had stood still
+    is_excused: bool = False  # silence was found once, and nothing was heard since
     pong_owed: int = 0
     sent_ack: int = -1  # newest on this connection; a frame that would repeat it has none
 
@@ -92,6 +95,7 @@ class MessageSession:
         self._limits = limits
         self._connection: _Connection | None = None
         self._gone_at = now + limits.dial_s  # without a connection until then it is LOST
+        self._gone_is_excused = False  # `_gone_at` was moved once
         self._ack_due_at: float | None = None
         self._unacked_bytes = 0  # received since the last ack was sent
         self._leaves_by: float | None = None
@@ -132,7 +136,7 @@ class MessageSession:
             self.state = advance_session(self.state, SessionEvent.BREAK)
             if self.state is SessionState.BROKEN:
                 self.num_breaks += 1
-                self._gone_at = now + self._limits.resume_s
+                self._gone_at, self._gone_is_excused = now + self._limits.resume_s, False
             else:
                 self.end_reason = self._leave_reason
                 self.outbox.clear()
@@ -237,8 +241,10 @@ class MessageSession:
         connection = self._connection
         if connection is None:
             return self._gone_at
-        limits = self._limits
-        wakeup = connection.heard_at + (limits.silent_s if connection.is_asked else min(limits.silent_s, limits.ping_s))
+        if connection.is_asked:
+            wakeup = self._silent_at(connection)
+        else:
+            wakeup = connection.heard_at + min(self._limits.silent_s, self._limits.ping_s)
         if self._ack_due_at is not None and self._ack_due_at < wakeup:
             wakeup = self._ack_due_at
         if self._leaves_by is not None and self._leaves_by < wakeup:
@@ -254,22 +260,35 @@ class MessageSession:
         if self._leaves_by is not None and now >= self._leaves_by and self.state is SessionState.LEAVING:
             self._close("its goodbye was not answered")
         elif connection is not None:
-            if now - connection.heard_at >= self._limits.silent_s:
+            if now >= self._silent_at(connection):
                 self._on_silence(connection, now, late_s)
         elif self.state not in ENDED_STATES and now >= self._gone_at:
-            self.lose(f"no connection since {self._waited_s():g} s")
+            self._on_gone(now, late_s)
+
+    def _silent_at(self, connection: _Connection) -> float:
+        """When silence is found. A ping that left late has as long for its answer as one in time."""
+        silent_at = connection.heard_at + self._limits.silent_s
+        if not connection.is_asked:
+            return silent_at
+        return max(silent_at, connection.ping_sent_at + self._limits.silent_s - self._limits.ping_s)
 
     def _on_silence(self, connection: _Connection, now: float, late_s: float) -> None:
-        """Breaks the connection, unless this process has stood still and so may not have read what came.
+        """Breaks the connection at the second look. At the first one, what came may not have been read.
 
-        Then silence counts from now on, with a ping of its own. Once: the next one breaks it.
+        The other end gets as long again as the timer was late: it may have been stopped with this process.
         """
-        stood_still = late_s >= self._limits.ping_s / 2
-        if stood_still and connection.heard_at != connection.excused_at:
-            connection.heard_at = connection.excused_at = now
-            connection.is_asked = False
-        else:
+        if connection.is_excused:
             self.broken(now)
+        else:
+            connection.is_excused = True
+            connection.heard_at = now - self._limits.silent_s + min(max(late_s, LOOK_AGAIN_S), self._limits.silent_s)
+
+    def _on_gone(self, now: float, late_s: float) -> None:
+        """Loses the session, unless the timer was late: a stopped process could not dial. Once for each break."""
+        if late_s > LOOK_AGAIN_S and not self._gone_is_excused:
+            self._gone_at, self._gone_is_excused = now + min(late_s, self._limits.resume_s), True
+        else:
+            self.lose(f"no connection since {self._waited_s():g} s")
 
     def _apply(self, connection: _Connection, frame: pb.Frame, num_bytes: int, now: float) -> list[pb.StreamMessage]:
         if frame.ack > self.outbox.last_seq:
@@ -282,7 +301,7 @@ class MessageSession:
             raise BadFrame("a message that the other end's role may not send")
         self.established = True
         connection.heard_at = now
-        connection.is_asked = False  # any frame shows that the other end is there
+        connection.is_asked = connection.is_excused = False  # any frame shows that the other end is there
         if frame.ping or frame.pong:
             self._hear_ping(connection, frame, now)
         if frame.ack:
