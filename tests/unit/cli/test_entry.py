@@ -1,4 +1,4 @@
-"""`baton up` has a fork server before it imports anything else, which then serves it, or ends with it."""
+"""`baton up` has a fork server once its own program is imported, which then serves it, or ends with it."""
 
 from __future__ import annotations
 

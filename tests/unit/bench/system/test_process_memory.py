@@ -62,4 +62,4 @@ def test_memory_of_this_process_is_its_own():
     before = read_process(os.getpid())
     kept = b"\1" * (64 * MIB)
     grown = read_process(os.getpid())["own"] - before["own"]
-    assert len(kept) <= grown < 2 * len(kept)
+    assert 0.9 * len(kept) <= grown < 2 * len(kept), "pages that were freed before may be used again"
