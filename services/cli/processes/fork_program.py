@@ -30,6 +30,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from baton.services.cli import main as command
 from baton.services.cli.errors import EXPECTED_ERRORS
@@ -169,6 +170,7 @@ def read_command(words: Sequence[str]) -> ForkedCommand:
         call = command.parse(words)
     except EXPECTED_ERRORS:  # the fork tells what is wrong with it
         call = None
+    gc.collect()  # of objects since the last freeze alone: garbage among them would stay for good
     gc.freeze()
     return ForkedCommand(tuple(words), call)
 
@@ -185,16 +187,17 @@ def fork_orphan() -> int:
         os.close(tell)
         raise
     if between == 0:
+        pid = -errno.EAGAIN
         try:
             pid = os.fork()
         except OSError as error:
             pid = -(error.errno or errno.EAGAIN)
-        if pid == 0:
-            os.close(told)
-            os.close(tell)
-            return 0
-        os.write(tell, str(pid).encode())
-        os._exit(0)
+        finally:
+            if pid != 0:
+                _tell_and_end(tell, pid)
+        os.close(told)
+        os.close(tell)
+        return 0
     os.close(tell)
     os.waitpid(between, 0)  # now its child has been adopted
     with os.fdopen(told) as answer:
@@ -202,6 +205,14 @@ def fork_orphan() -> int:
     if pid < 0:
         raise OSError(-pid, f"the second fork failed: {os.strerror(-pid)}")
     return pid
+
+
+def _tell_and_end(tell: int, pid: int) -> NoReturn:
+    """Ends the process between, also where nobody reads what it tells: it must not answer requests, too."""
+    try:
+        os.write(tell, str(pid).encode())
+    finally:
+        os._exit(0)
 
 
 def become(words: Sequence[str], parent: int, log: int, start: int) -> None:

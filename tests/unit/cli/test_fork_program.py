@@ -41,6 +41,16 @@ assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.
 release_code_pages()
 print(changed[0])
 """
+READS = """
+import gc, sys
+from baton.services.cli.processes.fork_program import read_command
+
+gc.disable()
+for reads in (1, 10, 100):
+    for _ in range(reads):
+        read_command(("serve", sys.argv[1]))
+    print(gc.get_freeze_count())
+"""
 
 
 def output_of(program: str, *words: str) -> list[int]:
@@ -67,6 +77,13 @@ def test_a_command_that_cannot_be_read_is_told_by_the_fork(capsys):
     assert call is None
     assert main.run(words, call) == 2
     assert "--nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("service", ["router", "decode"])
+def test_commands_that_were_read_leave_nothing(service):
+    """The server of a service that is restarted again and again would grow for ever."""
+    _, first, last = output_of(READS, service)
+    assert last - first < 100, "one object a read"
 
 
 def test_code_that_imports_have_run_is_unmapped():
