@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import select
 import signal
@@ -16,18 +17,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, NoReturn
 
 from baton.services.cli.processes import die_with_parent
+from baton.services.cli.processes.interrupts import SIGNALS
 
 PROGRAM = "baton.services.cli.processes.fork_program"
 MIN_ARGUMENT_BYTES = 4096
 """Room for what `ps` shows of a fork."""
 FIRST_SERVICE = "router"
 """The service that `baton up` forks first: its modules are imported before anybody asks."""
+_POLL_INTERVAL_S = 0.01
 _NOT_STARTING = frozenset({"--help", "-h", "--version"})
 
 
@@ -50,7 +54,12 @@ class ForkedServer:
         with self._reaping:
             if self.returncode is not None:
                 return self.returncode
-            pidfd = os.pidfd_open(self.pid)
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except (OSError, AttributeError):  # refused, or too many files are open
+                pidfd = -1
+        if pidfd < 0:
+            return self._poll_until_end(math.inf if timeout is None else timeout)
         try:
             if not select.select([pidfd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
@@ -60,6 +69,20 @@ class ForkedServer:
             if self.returncode is None:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             return self.returncode
+
+    def _poll_until_end(self, timeout: float) -> int:
+        """As `wait`, without a descriptor of the process."""
+        deadline_s = time.monotonic() + timeout
+        while True:
+            with self._reaping:
+                if self.returncode is None:
+                    ended, status = os.waitpid(self.pid, os.WNOHANG)
+                    self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+                if self.returncode is not None:
+                    return self.returncode
+            if time.monotonic() >= deadline_s:
+                raise subprocess.TimeoutExpired("fork server", timeout)
+            time.sleep(_POLL_INTERVAL_S)
 
     def kill(self) -> None:
         """Sends SIGKILL; no effect after its end."""
@@ -127,11 +150,16 @@ def fork_process(output: IO[bytes], num_bytes: int, services: Sequence[str]) -> 
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()  # not a second time, by the fork
     gc.freeze()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with other:
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            requests.close()
-            _become_program(output, other.detach(), parent, num_bytes, services)
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a handler would raise in the fork, beside its program
+            parent, pid = os.getpid(), os.fork()
+            if pid == 0:
+                requests.close()
+                _become_program(output, other.detach(), parent, num_bytes, services)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError):  # it has done so by itself, or has ended
         os.setpgid(pid, pid)
     requests.setblocking(False)
@@ -150,6 +178,7 @@ def _become_program(output: IO[bytes], requests: int, parent: int, num_bytes: in
         die_with_parent.end_with_parent(parent, signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         for stream in (1, 2):
@@ -163,9 +192,27 @@ def _become_program(output: IO[bytes], requests: int, parent: int, num_bytes: in
     except BaseException:  # the root of this process
         traceback.print_exc()
     finally:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        finally:  # also where nobody can be told
+            os._exit(code if isinstance(code, int) else 1)
+
+
+def can_watch_processes() -> bool:
+    """True where a process can be waited for, and gets signals, by a descriptor: on Linux since 5.3.
+
+    A sandbox may refuse the calls, and a Python may have been built without them.
+    """
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(pidfd, 0)  # tests only that it could
+        finally:
+            os.close(pidfd)
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def _close_all_but(*kept: int) -> None:
@@ -176,8 +223,20 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _can_be_forked() -> bool:
-    """True while this process has one thread, and where the end of a fork can be waited for."""
-    return hasattr(os, "pidfd_open") and len(os.listdir("/proc/self/task")) == 1
+    """True while this process has one thread and all standard streams, where forks can be watched.
+
+    In place of a closed stream the fork's own files would be opened, and then replaced by its output.
+    """
+    return len(os.listdir("/proc/self/task")) == 1 and _streams_are_open() and can_watch_processes()
+
+
+def _streams_are_open() -> bool:
+    try:
+        for number in range(3):
+            os.fstat(number)
+    except OSError:
+        return False
+    return not any(stream is None or stream.closed for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 _early: list[ForkProcess] = []
@@ -193,9 +252,10 @@ def start_early(words: Sequence[str]) -> None:
     if not wants_early(words):
         return
     try:
+        can_be_forked = _can_be_forked()  # before a file takes the place of a closed stream
         output = os.fdopen(os.memfd_create(PROGRAM), "w+b")
         num_bytes = 4 * MIN_ARGUMENT_BYTES + sum(len(os.fsencode(word)) for word in words)
-        if _can_be_forked():
+        if can_be_forked:
             process = ForkProcess(*fork_process(output, num_bytes, [FIRST_SERVICE]), output)
         else:
             process = ForkProcess(*start_process(output, num_bytes, None, [FIRST_SERVICE]), output)

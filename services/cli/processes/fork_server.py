@@ -22,7 +22,12 @@ from typing import Any
 
 from baton.services.cli.errors import StartFailed
 from baton.services.cli.processes.child_command import ChildCommand, log_tail
-from baton.services.cli.processes.fork_process import MIN_ARGUMENT_BYTES, ForkProcess, start_process
+from baton.services.cli.processes.fork_process import (
+    MIN_ARGUMENT_BYTES,
+    ForkProcess,
+    can_watch_processes,
+    start_process,
+)
 from baton.services.cli.processes.orphans import adopt_orphans
 from baton.settings.process import child_environment, thread_variables
 
@@ -226,15 +231,10 @@ def _loaded_with(command: ChildCommand) -> Mapping[str, str]:
 
 def can_fork() -> bool:
     """True where services can be forked: on Linux, with what adopting a process needs."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not can_watch_processes():
         return False
     try:
-        pidfd = os.pidfd_open(os.getpid())
-        try:
-            signal.pidfd_send_signal(pidfd, 0)  # tests only that it could
-        finally:
-            os.close(pidfd)
         adopt_orphans()
-    except (OSError, AttributeError):  # an old kernel, a sandbox, or a Python that was built without these calls
+    except OSError:  # an old kernel, or a sandbox
         return False
     return True

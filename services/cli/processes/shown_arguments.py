@@ -1,4 +1,6 @@
-"""The arguments that `ps` shows of this process. Called by the fork server, whose forks run a command each. Linux only.
+"""The name and arguments that `ps` shows of this process. Called by the fork server, whose forks run a command each.
+
+Linux only.
 
 The kernel shows the memory that a program was started with its arguments in. It takes another place for it (since Linux
 3.18, where it was built for checkpoints), so that a process which was started with few can show many.
@@ -11,6 +13,7 @@ import mmap
 import os
 from collections.abc import Sequence
 
+_PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _PLACES = {
@@ -62,7 +65,9 @@ def make_room(num_bytes: int) -> None:
 
 
 def set_arguments(words: Sequence[str]) -> None:
-    """Has `ps` show `words`, as far as there is room for them."""
+    """Has `ps` show `words`, as far as there is room for them, and `pkill` find the name of a program started so."""
+    program = os.path.basename(os.fsencode(words[0]))
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(program), 0, 0, 0)  # its first 15 bytes
     found = _addresses()
     first, room = found["arg_start"], found["arg_end"] - found["arg_start"]
     if room > 0:
