@@ -66,13 +66,14 @@ class ForkedService:
 
     def terminate(self) -> None:
         """Sends SIGTERM; no effect after its end."""
-        self._send(signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Sends SIGKILL; no effect after its end."""
-        self._send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal; no effect after its end."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)

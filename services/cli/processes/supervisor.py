@@ -47,15 +47,23 @@ class Child:
         how = f"{self.name} ended by itself with exit code {self.process.returncode}. Its last log lines:"
         return f"{how}\n{self.log_tail() or '(none)'}"
 
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal; no effect after its end.
+
+        Not by asyncio's process: it may reap one that has just ended, whose exit code is 255 then.
+        """
+        if isinstance(self.process, ForkedService):
+            self.process.send(number)
+        elif self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
     async def stop(self, grace_s: float) -> None:
         """Terminates it, waits `grace_s`, then kills it; returns after its end. Idempotent."""
         if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
+            self.send(signal.SIGTERM)
             await asyncio.wait([self.exit], timeout=grace_s)
-        if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+        self.send(signal.SIGKILL)
         await asyncio.wait_for(self.exit, KILL_TIMEOUT_S)
 
 
@@ -113,16 +121,13 @@ class Supervisor:
     def end(self, child: Child, *, graceful: bool) -> None:
         """Terminates or kills a child; `first_exit` returns it."""
         self.asked.add(child)
-        with contextlib.suppress(ProcessLookupError):
-            (child.process.terminate if graceful else child.process.kill)()
+        child.send(signal.SIGTERM if graceful else signal.SIGKILL)
 
     def kill(self) -> None:
         """Kills all children at once; a `stop` that waits for them goes on."""
         self.was_killed = True
         for child in self.children:
-            if child.running:
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.kill()
+            child.send(signal.SIGKILL)
 
     async def restart(self, child: Child) -> Child:
         """Starts an ended child again, with the same command and log. Raises as `start`; then it may be tried again."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,6 +68,22 @@ async def test_a_child_that_does_not_stop_is_killed_and_named(tmp_path):
         await wait_for_log(child, "hello")
         assert await supervisor.stop((), grace_s=0.1) == ["mule"]
     assert child.process.returncode == -signal.SIGKILL
+
+
+async def test_signals_reap_no_child(tmp_path, monkeypatch):
+    """Those of asyncio do by `Popen.poll`, and the exit code is lost to its watcher."""
+
+    def poll(_: object) -> None:
+        raise AssertionError("the child would be reaped")
+
+    async with Supervisor(tmp_path) as supervisor:
+        child = await supervisor.start(ChildCommand("mule", (sys.executable, "-c", STUBBORN), {}))
+        await wait_for_log(child, "hello")
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess.Popen, "poll", poll)
+            supervisor.end(child, graceful=True)
+            supervisor.kill()
+            assert await supervisor.stop((), grace_s=DEADLINE_S) == ["mule"]
 
 
 async def test_the_first_ended_child_is_returned_with_its_log(tmp_path):
