@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.telemetry.fast.fast_counter import FastCounter
-from baton.telemetry.fast_histogram import FastHistogram
+from baton.telemetry.fast.fast_histogram import FastHistogram
 from baton.telemetry.registry import COUNT_BUCKETS, LATENCY_BUCKETS_S, LENGTH_BUCKETS, STEP_BUCKETS_S
 from baton.telemetry.registry import REGISTRY as REGISTRY
 from baton.telemetry.series import session_series

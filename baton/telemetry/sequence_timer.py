@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.domain.worker import WorkerRecord
 from baton.telemetry import metrics
-from baton.telemetry.fast_histogram import FastHistogramChild, observe_each
+from baton.telemetry.fast.fast_histogram import FastHistogramChild, observe_each
 from baton.telemetry.request_trace import MAX_ATTEMPTS, AttemptTrace, SequenceTrace, Stage, StageTime
 
 if TYPE_CHECKING:

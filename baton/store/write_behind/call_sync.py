@@ -11,8 +11,8 @@ from typing import Protocol
 
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
-from baton.store.notifier import TimedEvent
 from baton.store.store import CallRecord, CallStatus, CallStore, LiveSequence, RecordLost
+from baton.store.timed_event import TimedEvent
 from baton.store.write_behind.planned_write import PlannedWrite
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 from baton.store.write_chain import EndCall, PutCall, WriteResult

@@ -16,8 +16,9 @@ from operator import attrgetter
 import structlog
 
 from baton.domain.ids import AttemptId
-from baton.store.notifier import TimedEvent, wait_for_event
+from baton.store.notifier import wait_for_event
 from baton.store.store import JournalEntry, RecordLost, StateStore, StoreUnavailable, WriteOutcome
+from baton.store.timed_event import TimedEvent
 from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.planned_write import PlannedWrite

@@ -22,8 +22,8 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store import transitions
-from baton.store.notifier import TimedEvent
 from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord, StateStore
+from baton.store.timed_event import TimedEvent
 from baton.store.write_behind.call_sync import CallSync, changed_call
 from baton.store.write_behind.flusher import Flusher, WriterOptions
 from baton.store.write_behind.record_sync import RecordSync

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton.services.router.cluster.snapshot import ServiceWindow
-from baton.telemetry.fast_histogram import quantile
+from baton.telemetry.fast.fast_histogram import quantile
 from baton.telemetry.request_trace import Outcome, RequestTrace
 
 WINDOW_S = 300.0

@@ -18,8 +18,8 @@ from baton.services.router.openai.valid_request import ValidRequest
 from baton.services.router.takeover.call_media import CallMedia
 from baton.services.router.takeover.prompt_digest import prompt_digest
 from baton.store.media.memory_media_file_store import MemoryMediaFileStore
-from baton.store.notifier import TimedEvent
 from baton.store.store import CallRecord, CallStatus, Durability, SequenceRecord
+from baton.store.timed_event import TimedEvent
 from baton.store.write_behind.writer import StoreWriter
 
 FIRST_EPOCH = 1

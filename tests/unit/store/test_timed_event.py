@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.store.notifier import TimedEvent
+from baton.store.timed_event import TimedEvent
 
 LONG_S = 60.0
 

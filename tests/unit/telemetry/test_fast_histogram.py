@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from baton.telemetry.fast_histogram import FastHistogram, observe_each
+from baton.telemetry.fast.fast_histogram import FastHistogram, observe_each
 
 BOUNDS = (0.1, 1.0, 10.0)
 

@@ -12,7 +12,7 @@ from baton.domain.ids import Incarnation
 from baton.services.router.cluster.rates import GIB, ClusterRates
 from baton.services.router.cluster.snapshot import ServiceWindow
 from baton.services.router.cluster.window import WINDOW_S, RequestWindow, summarize
-from baton.telemetry.fast_histogram import quantile
+from baton.telemetry.fast.fast_histogram import quantile
 from baton.telemetry.request_trace import Outcome, RequestTrace
 from tests.unit.router.cluster.worker_records import link, record, worked
 
